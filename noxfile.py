@@ -43,8 +43,8 @@ JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"
 # For all runs but the first: more call sequences would not find differences between Pythons or libraries. Another seed might.
 OTHERWISE = ("--examples", "10", "--seed", "1")
 MUTATED = (
-    "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows",
-    "attention", "inputs", "sequences", "windowed", "grouped", "latent", "channels", "sharded",
+    "formats", "block_pool", "block_tables", "buffers", "contiguous", "paged", "prefix", "rope", "quantized", "tiered", "pooled",
+    "rows", "attention", "validation", "block_sequences", "windowed", "grouped", "latent", "channels", "sharded",
 )  # fmt: skip
 ADAPTERS = Path("conformance/adapters")  # the distribution kvref-adapters
 ENTRIES = tomllib.loads((Path(__file__).parent / ADAPTERS / "pyproject.toml").read_text())["project"]["entry-points"]

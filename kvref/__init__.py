@@ -2,27 +2,28 @@
 
 A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the eleven caches
 (`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`, `pooled`, `latent`, `sharded`),
-`attention` and `rotary`. The clauses that they implement are in `kvref/spec`; docstrings cite them by id (PAGED-07).
+`attention` and `rope`. The clauses that they implement are in `kvref/spec`; docstrings cite them by id (PAGED-07).
 """
 
 from kvref.attention import Sight, attention
 from kvref.backend import Backend, ReferenceBackend, backend, reference
-from kvref.blocks import BlockPool, BlockTables
+from kvref.block_pool import BlockPool
+from kvref.block_tables import BlockTables
 from kvref.buffers import Buffer, BufferPool
 from kvref.channels import ChannelCache, ChannelConfig
 from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
 from kvref.grouped import GroupedCache, GroupedConfig
+from kvref.host_store import HostBlocks, HostStore
 from kvref.latent import LatentCache, LatentConfig
-from kvref.offload import HostBlocks, HostStore
 from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
-from kvref.rotary import Rotary
+from kvref.rope import Rotary
+from kvref.serialization import load, save
 from kvref.sharded import ShardedCache, ShardedConfig
 from kvref.tiered import TieredCache, TieredConfig
-from kvref.transfer import load, save
 from kvref.windowed import WindowedCache, WindowedConfig
 
 __version__ = "0.1.0"

@@ -20,8 +20,8 @@ from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array
 from kvref.backend import Backend, reference
 from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range, whole_fields
-from kvref.inputs import accept
-from kvref.pieces import merged, partial
+from kvref.online_softmax import merged, partial
+from kvref.validation import accept
 
 EXP_ERROR = 8 * U  # assumed relative error of a library's float32 exp: 4 units in the last place
 LONGEST = 2**62  # windows are limited to it, so that positions minus windows do not overflow int64
@@ -171,7 +171,7 @@ def attended(
     `accept_query` returned it. at_once: the largest number of tokens to read at a time, TOKENS by default.
 
     The queries are divided into chunks of PIECE. For each chunk, only the tokens that one of its queries sees are read. If they
-    are more than `at_once`, they are read in tiles of equal size, and the partial results are merged (`kvref.pieces`).
+    are more than `at_once`, they are read in tiles of equal size, and the partial results are merged (`kvref.online_softmax`).
     """
     out, xp, at_once = [], backend.xp, TOKENS if at_once is None else at_once
     for start in range(0, max(1, len(at)), PIECE):
@@ -187,13 +187,13 @@ def attended(
             keys, values = parts[0] if len(parts) == 1 else (xp.concat(both, axis=0) for both in zip(*parts, strict=True))
             out.append(backend.attend(some, keys, values, scale, mask(*seen), logit_sink))
         else:
-            cut = (each for stretch in seen for each in _cut(stretch, at_once))
+            cut = (each for stretch in seen for each in _split_evenly(stretch, at_once))
             pieces = (partial(some, *read(each.start, each.stop), scale, mask(each), xp) for each in cut)
             out.append(merged(pieces, logit_sink, xp))
     return out[0] if len(out) == 1 else xp.concat(out, axis=0)
 
 
-def _cut(stretch: slice, at_once: int) -> Iterator[slice]:
+def _split_evenly(stretch: slice, at_once: int) -> Iterator[slice]:
     """Divide a slice into tiles of (almost) equal length, at most `at_once`."""
     count = -(-(stretch.stop - stretch.start) // at_once)
     ends = np.linspace(stretch.start, stretch.stop, count + 1).astype(np.int64).tolist()
@@ -221,9 +221,10 @@ def attention_bound(query: Array, keys: Array, values: Array, scale: float) -> A
     - Each weight is therefore correct up to a factor e^(+-l), with l = score error + 2 u R + EXP_ERROR / (1 - EXP_ERROR), and the
       normalized weight up to e^(+-2l). The sum of the weights, the division, the products and the sum of the values add 2n + 3
       roundings.
-    - The second u R is for attention in tiles (`kvref.pieces`): the differences by which the largest score rises from tile to
-      tile are rounded too, and add up to at most R. Merging a tile multiplies by an exp, and rounds a product and a sum, in the
-      numerator and in the denominator: 20 (P - 1) roundings for P tiles, which is at most n if tiles have 20 tokens or more.
+    - The second u R is for attention in tiles (`kvref.online_softmax`): the differences by which the largest score rises from
+      tile to tile are rounded too, and add up to at most R. Merging a tile multiplies by an exp, and rounds a product and a sum,
+      in the numerator and in the denominator: 20 (P - 1) roundings for P tiles, which is at most n if tiles have 20 tokens or
+      more.
 
     Hence |out^ - out| <= (e^(2l) (1 + g(3n + 3)) - 1) sum p|v|, plus 2^-126 per weight whose exp underflows, in a tile or when
     tiles are merged. A logit sink counts as one more token with an exact score and the value 0: the bound for n + 1 tokens

@@ -24,7 +24,7 @@ from kvref.errors import (
     integer,
     whole,
 )
-from kvref.inputs import accept
+from kvref.validation import accept
 
 SIZE_CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))  # bytes
 VALUE_BYTES = 4  # buffers hold float32

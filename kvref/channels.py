@@ -30,9 +30,9 @@ from kvref.errors import (
     whole_fields,
 )
 from kvref.formats import PLAIN_DTYPES, get_format
-from kvref.formats.grouped import GROUPS, Groups
-from kvref.inputs import accept_pair
-from kvref.slots import SlotStore, TokenStore
+from kvref.formats.group_scales import GROUPS, GroupFormat
+from kvref.token_store import SlotStore, TokenStore
+from kvref.validation import accept_pair
 
 AFFINE = {each.name: each for each in GROUPS if each.affine}
 # By dtype of scales: below these magnitudes, zero, range and largest value of any group are finite (KIVI-06).
@@ -67,7 +67,7 @@ class ChannelConfig:
             raise ConfigError(f"residual: expected a multiple of {self.groups.group}, got {self.residual}")
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> GroupFormat:
         """The format of quantized keys and values."""
         return AFFINE[self.format]
 

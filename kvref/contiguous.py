@@ -13,7 +13,7 @@ from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.errors import CapacityExceeded, PositionOutOfRange, RowOutOfRange, in_range, whole_fields
 from kvref.formats import PLAIN_DTYPES, Quantized, get_format
-from kvref.inputs import accept, accept_pair
+from kvref.validation import accept, accept_pair
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import Sight, attention
 from kvref.backend import Backend, reference
-from kvref.canary.shape import EPSILON, Canary
+from kvref.canary.dimensions import EPSILON, Canary
 from kvref.canary.weights import weights
 from kvref.errors import (
     CapacityExceeded,
@@ -69,7 +69,7 @@ class Model:
         return (given @ self._weights[weight].T).reshape(len(given), -1, self.canary.head_dim)
 
     def _turned(self, heads: Floats, start: int) -> Floats:
-        """Heads with the rotary embedding of the positions from `start` on, layout "halves" (see kvref.rotary)."""
+        """Heads with the rotary embedding of the positions from `start` on, layout "halves" (see kvref.rope)."""
         cos, sin = (part[start : start + len(heads)] for part in (self._cos, self._sin))
         half = self.canary.head_dim // 2
         first, second = heads[..., :half], heads[..., half:]
@@ -83,7 +83,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedSession:
     """A copy of a session outside the cache. next: the token after its last one, if known. held: keys and values per layer."""
 
     tokens: list[int]
@@ -108,7 +108,7 @@ class Engine:
         self._tokens: dict[int, list[int]] = {}
         self._next: dict[int, int] = {}  # by session: the token that follows its last one, if it was computed
         self._sequence: dict[int, int] = {}  # by session: its sequence in the cache, if it has one
-        self._saved: list[Saved] = []
+        self._saved: list[SavedSession] = []
         self._opened = 0
 
     def open(self) -> int:
@@ -211,7 +211,7 @@ class Engine:
         """
         tokens, sequence = self._tokens[self._known(session)], self._sequence.get(session)
         held = [] if sequence is None else [self.cache.gather(sequence, layer) for layer in range(self.canary.num_layers)]
-        self._saved.append(Saved(list(tokens), self._next.get(session), held))
+        self._saved.append(SavedSession(list(tokens), self._next.get(session), held))
         return len(self._saved) - 1
 
     def load(self, saved: int) -> int:

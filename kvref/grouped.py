@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import Sight, attention_as_read
 from kvref.backend import Backend, reference
-from kvref.blocks import NO_BLOCK
+from kvref.block_tables import NO_BLOCK
 from kvref.errors import ConfigError, LayerOutOfRange, NotTruncatable, OutOfBlocks, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import get_format
-from kvref.inputs import accept, accept_pair
-from kvref.prefix import FindablePool, Finder, Found, Tokens, Told, block_keys, token_numbers
-from kvref.slots import TokenStore
+from kvref.prefix import CachedBlock, CommittedTokens, IndexedBlockPool, PrefixIndexed, Tokens, block_keys, token_numbers
+from kvref.token_store import TokenStore
+from kvref.validation import accept, accept_pair
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class GroupedConfig:
         get_format(self.dtype, argument="dtype").code_width(self.head_dim)
 
 
-class GroupedCache(Finder):
+class GroupedCache(PrefixIndexed):
     """A cache of many sequences for models with different layers, with prefix caching (chapter GROUP).
 
     `begin` creates a sequence, with the cached tokens at its beginning; `step` appends tokens to all layers; `commit` adds full
@@ -67,7 +67,7 @@ class GroupedCache(Finder):
         """Allocate memory for all blocks on the device of `backend`."""
         # In the tables of the base classes a group takes the place of a layer.
         super().__init__(config.num_blocks, config.num_groups, config.block_size, backend)
-        self.pool, self._told, self.config = FindablePool(config.num_blocks), {}, config
+        self.pool, self._committed, self.config = IndexedBlockPool(config.num_blocks), {}, config
         self._sights = [Sight(config.window)] * (config.num_groups - 1) + [Sight()]
         self._layers = config.num_layers // config.num_groups  # per group
         slots = config.num_blocks * self._layers * config.block_size
@@ -78,7 +78,7 @@ class GroupedCache(Finder):
 
         Raises TokenOutOfRange.
         """
-        keys, _ = self._find(token_numbers(tokens), salt)
+        keys, _ = self._find_hit(token_numbers(tokens), salt)
         return len(keys) * self.config.block_size
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
@@ -88,14 +88,14 @@ class GroupedCache(Finder):
         allocated for the other tokens: `step` allocates them. tokens, salt: as in `PrefixCache.begin`. Raises TokenOutOfRange.
         """
         numbers = token_numbers(tokens)
-        keys, entries = self._find(numbers, salt)
+        keys, entries = self._find_hit(numbers, salt)
         sequence, hit = self.create(), len(keys) * self.config.block_size
         table = self._table(sequence)
         self.pool.share_many(entries[entries != NO_BLOCK])
         self._tables.append(table, entries)
-        self._tables.released[table] = self._unseen(hit)
+        self._tables.released[table] = self._unseen_entries(hit)
         self._tables.lengths[table] = hit
-        self._told[sequence] = Told(salt, numbers[:hit], keys)
+        self._committed[sequence] = CommittedTokens(salt, numbers[:hit], keys)
         return sequence
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -105,15 +105,15 @@ class GroupedCache(Finder):
         if there are more tokens than the sequence has, and TokenMismatch if a token differs from the committed one (PREFIX-02).
         """
         table, numbers = self._table(sequence), token_numbers(tokens)
-        told = self._told[int(sequence)]
-        told.add(numbers, self.length(sequence))
-        keys = block_keys(told.tokens, self.config.block_size, told.salt, told.keys)
-        for entry, key in enumerate(keys, len(told.keys)):
+        committed = self._committed[int(sequence)]
+        committed.add(numbers, self.length(sequence))
+        keys = block_keys(committed.tokens, self.config.block_size, committed.salt, committed.keys)
+        for entry, key in enumerate(keys, len(committed.keys)):
             for group in range(self.config.num_groups):
                 block = self._tables.at(table, group, np.array([entry]))
                 if block[0] != NO_BLOCK:
-                    self.pool.make_findable(Found(_of_group(key, group), block))
-            told.keys.append(key)
+                    self.pool.add_to_index(CachedBlock(_group_key(key, group), block))
+            committed.keys.append(key)
 
     def step(self, sequence: int, keys: Array, values: Array) -> None:
         """Append n tokens in every layer. keys, values: [num_layers, n, num_kv_heads, head_dim].
@@ -133,14 +133,14 @@ class GroupedCache(Finder):
         rows = (config.num_layers * count, config.num_kv_heads, config.head_dim)
         keys, values = (self._backend.xp.reshape(each, rows) for each in (keys, values))
         new = self._store.quantized(keys, values)  # can raise: before blocks are freed or allocated
-        positions, unseen = np.arange(length, length + count), self._unseen(length)
-        groups, more = np.arange(config.num_groups)[:, None], self._missing(table, length + count)
+        positions, unseen = np.arange(length, length + count), self._unseen_entries(length)
+        groups, more = np.arange(config.num_groups)[:, None], self._missing_entries(table, length + count)
         free = self.pool.num_free + sum(self.pool.references(block) == 1 for block in self._tables.before(table, unseen))
-        copies = self._shared(table, groups, positions // config.block_size)
+        copies = self._places_to_copy(table, groups, positions // config.block_size)
         if (needed := config.num_groups * more[table] + len(copies)) > free:
             raise OutOfBlocks(f"out of blocks: {needed} needed, {free} free")
         self.pool.free_many(self._tables.release(table, unseen))
-        self._prepare(more, table, groups, positions)
+        self._make_writable(more, table, groups, positions)
         self._store.put(self._slots(table, np.arange(config.num_layers)[:, None], positions).reshape(-1), new)
         self._tables.lengths[table] = length + count
 
@@ -153,7 +153,7 @@ class GroupedCache(Finder):
         table, layer = self._table(sequence), self._layer(layer)
         length, what = self.length(sequence), f"position in sequence {sequence}, layer {layer}"
         wanted = [in_range(position, length, PositionOutOfRange, what) for position in positions]
-        self._look_held(table, layer, min(wanted, default=length), what)
+        self._check_not_released(table, layer, min(wanted, default=length), what)
         return self._store.read(self._slots(table, layer, np.array(wanted, np.int64)))
 
     def attend(self, sequence: int, layer: int, query: Array, scale: float | None = None) -> Array:
@@ -170,7 +170,9 @@ class GroupedCache(Finder):
         query = accept("query", query, ("num_queries", "num_query_heads", row[1]), self._backend)
         in_range(query.shape[0], length + 1, PositionOutOfRange, "queries")
         sight = self._sights[layer % self.config.num_groups]
-        self._look_held(table, layer, max(0, int(sight.first(length - query.shape[0]))), "the first position that a query sees")
+        self._check_not_released(
+            table, layer, max(0, int(sight.first(length - query.shape[0]))), "the first position that a query sees"
+        )
         first = self._first(table, layer)
 
         def read(start: int, stop: int) -> tuple[Array, Array]:
@@ -196,7 +198,7 @@ class GroupedCache(Finder):
         """
         table = self._table(sequence)
         length = in_range(length, self.length(sequence) + 1, PositionOutOfRange, "length")
-        if length and (self._unseen(length) < self._tables.released[table]).any():
+        if length and (self._unseen_entries(length) < self._tables.released[table]).any():
             raise NotTruncatable(f"cannot truncate to {length}: blocks of its window were freed")
         super().truncate(sequence, length)
 
@@ -208,17 +210,17 @@ class GroupedCache(Finder):
         """The first position that is stored in the layer's group."""
         return int(self._tables.first(table)[layer % self.config.num_groups])
 
-    def _look_held(self, table: int, layer: int, position: int, what: str) -> None:
+    def _check_not_released(self, table: int, layer: int, position: int, what: str) -> None:
         """Raise PositionOutOfRange if a position is released in the layer's group."""
         first = self._first(table, layer)
         if position < first:
             raise PositionOutOfRange(f"{what}: {position} was released: positions from {first} on remain")
 
-    def _unseen(self, length: int) -> NDArray[np.int64]:
+    def _unseen_entries(self, length: int) -> NDArray[np.int64]:
         """Per group, how many entries are before all positions that a query at `length` sees."""
         return np.array([max(0, int(sight.first(length))) // self.config.block_size for sight in self._sights])
 
-    def _find(self, tokens: Tokens, salt: str) -> tuple[list[bytes], NDArray[np.int32]]:
+    def _find_hit(self, tokens: Tokens, salt: str) -> tuple[list[bytes], NDArray[np.int32]]:
         """The keys of the hit's blocks, and the blocks themselves, int32 [entries, num_groups] (GROUP-05).
 
         A group serves a length h if each of its blocks that a query at h sees is cached. The hit is the largest h, less than the
@@ -227,16 +229,16 @@ class GroupedCache(Finder):
         keys, rows, hit = list[bytes](), list[list[int]](), 0
         runs = np.zeros(self.config.num_groups, np.int64)  # per group, the number of consecutive cached blocks up to here
         for key in block_keys(tokens[: max(0, len(tokens) - 1)], self.config.block_size, salt):
-            copies = [self.pool.find(_of_group(key, group)) for group in range(self.config.num_groups)]
+            copies = [self.pool.find(_group_key(key, group)) for group in range(self.config.num_groups)]
             if copies[-1] is None:
                 break  # the last group, which sees all tokens, serves no longer hit
             keys.append(key)
             rows.append([NO_BLOCK if copy is None else int(copy.blocks[0]) for copy in copies])
             runs = np.where(np.array(rows[-1]) == NO_BLOCK, 0, runs + 1)
-            if (runs >= len(keys) - self._unseen(len(keys) * self.config.block_size)).all():
+            if (runs >= len(keys) - self._unseen_entries(len(keys) * self.config.block_size)).all():
                 hit = len(keys)
         blocks = np.array(rows[:hit], np.int32).reshape(hit, self.config.num_groups)
-        blocks[np.arange(hit)[:, None] < self._unseen(hit * self.config.block_size)] = NO_BLOCK
+        blocks[np.arange(hit)[:, None] < self._unseen_entries(hit * self.config.block_size)] = NO_BLOCK
         return keys[:hit], blocks
 
     def _slots(self, table: int, layers: NDArray[np.int64] | int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,10 +248,10 @@ class GroupedCache(Finder):
         slots: NDArray[np.int64] = (blocks * self._layers + layers // groups) * size + positions % size
         return slots
 
-    def _copy(self, sources: list[int], targets: list[int]) -> None:
+    def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         self._store.copy(sources, targets, self._layers * self.config.block_size)
 
 
-def _of_group(key: bytes, group: int) -> bytes:
+def _group_key(key: bytes, group: int) -> bytes:
     """The key of a group's block in the prefix index."""
     return key + group.to_bytes(4, "little")

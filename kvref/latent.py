@@ -22,7 +22,6 @@ from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array, dtype_name
 from kvref.attention import EXP_ERROR, attention, attention_as_read
 from kvref.backend import Backend, reference
-from kvref.contents import Contents, Saved, Stretch, shape_of
 from kvref.errors import (
     CapacityExceeded,
     ConfigError,
@@ -33,9 +32,10 @@ from kvref.errors import (
 )
 from kvref.formats import FORMATS, element_format, get_format
 from kvref.formats.base import stored_as
-from kvref.inputs import accept
-from kvref.slots import SlotStore
-from kvref.transfer import Movable
+from kvref.serialization import Serializable
+from kvref.snapshot import Contents, SavedState, TokenSpan, shape_of
+from kvref.token_store import SlotStore
+from kvref.validation import accept
 
 PACKED = "packed"  # FP8 latents with one scale per TILE numbers, and rope parts in bfloat16 (MLA-04)
 DTYPES = (*FORMATS, PACKED)
@@ -68,10 +68,10 @@ class LatentConfig:
             get_format(self.dtype, among=DTYPES, argument="dtype").code_width(width)
 
 
-class LatentCache(Movable):
+class LatentCache(Serializable):
     """A cache of one sequence and layer for multi-head latent attention, as in DeepSeek V2 to V3.2 (chapter MLA)."""
 
-    _moved = ("_stores", "_length")
+    _saved_attributes = ("_stores", "_length")
 
     def __init__(self, config: LatentConfig, backend: Backend = reference) -> None:
         """Allocate memory for max_tokens rows on the device of `backend`."""
@@ -157,20 +157,20 @@ class LatentCache(Movable):
 
     def contents(self) -> Contents:
         """Describe what `save` writes. max_tokens is not part of it (MOVE-02)."""
-        return Contents("latent", shape_of(self.config, "max_tokens"), {}, self._stretches())
+        return Contents("latent", shape_of(self.config, "max_tokens"), {}, self._token_spans())
 
-    def _another(self) -> "LatentCache":
+    def _new_cache(self) -> "LatentCache":
         return LatentCache(self.config, self._backend)
 
-    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+    def _allocate_for(self, saved: SavedState) -> Sequence[TokenSpan]:
         self._length = saved.count("rows.0")
         if self._length > self.config.max_tokens:
             raise CapacityExceeded(f"cache full: {self._length} tokens needed, max_tokens is {self.config.max_tokens}")
-        return self._stretches()
+        return self._token_spans()
 
-    def _stretches(self) -> list[Stretch]:
+    def _token_spans(self) -> list[TokenSpan]:
         """The rows of all tokens, per part."""
-        return [Stretch(f"rows.{at}", store, np.arange(self._length)) for at, store in enumerate(self._stores)]
+        return [TokenSpan(f"rows.{at}", store, np.arange(self._length)) for at, store in enumerate(self._stores)]
 
     def attend(self, query: Array, up_keys: Array, up_values: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Return the attention of each head over its keys and values: float32 [num_queries, num_heads, value_dim] (MLA-02).

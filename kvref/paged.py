@@ -12,19 +12,19 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kvref import transfer
+from kvref import serialization
 from kvref.array import Array
 from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
-from kvref.blocks import NO_BLOCK
-from kvref.contents import Contents, Saved, Stretch, both, shape_of
+from kvref.block_sequences import PagedSequences
+from kvref.block_tables import NO_BLOCK
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import Format, Quantized, of_keys_and_values
-from kvref.inputs import accept_pair
-from kvref.parts import Arriving, Part, Span, Whole, read_part
-from kvref.rotary import Rotary
-from kvref.sequences import Sequences
-from kvref.slots import TokenStore
+from kvref.partial_load import Part, PendingLoad, SavedSequence, Span, read_part
+from kvref.rope import Rotary
+from kvref.snapshot import Contents, TokenSpan, key_and_value_spans, shape_of
+from kvref.token_store import TokenStore
+from kvref.validation import accept_pair
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,13 @@ class PagedConfig:
         return of_keys_and_values(self.dtype, self.key_scale, self.value_scale, argument="dtype")
 
 
-class PagedCache(Sequences):
+class PagedCache(PagedSequences):
     """A paged cache of many sequences (chapters PAGED, SHARE and EDIT).
+
+    The cache owns one store, with a slot for each token of each block. It adds tokens to what PagedSequences manages: a method
+    determines the slots of positions from the block tables, and then reads or writes these slots. Every method that writes does
+    the same steps: check the arguments, quantize the tokens, make their blocks writable, write the slots, set the length. The
+    first three can raise, and nothing has changed then.
 
     `create` returns the id of an empty sequence, `write` and `append` store tokens, `gather` and `read` return them, `attend`
     computes attention over them, and `drop` frees their blocks. `fork` shares the blocks of a sequence with a new one; a shared
@@ -84,7 +89,7 @@ class PagedCache(Sequences):
         slots = config.num_blocks * config.block_size
         of_keys, of_values = config.formats
         self._store = TokenStore(backend, of_keys, slots, config.num_kv_heads, config.head_dim, of_values)
-        self._arriving: dict[int, Arriving] = {}  # by sequence: the parts loaded so far of its new contents
+        self._pending_loads: dict[int, PendingLoad] = {}  # by sequence: new contents of which only some parts are loaded
 
     def drop(self, sequence: int) -> None:
         """Remove a sequence, and one reference to each block in its tables (PAGED-07). Raises SequenceNotFound.
@@ -92,14 +97,14 @@ class PagedCache(Sequences):
         Blocks without references are free afterwards. So are the blocks of parts that were loaded (MOVE-05).
         """
         super().drop(sequence)
-        self._forget_parts(sequence)
+        self._discard_pending_load(sequence)
 
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
         """Remove the tokens `[start, stop)` of every layer, and move the later tokens forward by stop - start (EDIT-10).
 
         theta: the base of the rotary embedding that keys contain, or None. With theta, each key that moves is rotated by
         -(stop - start) positions and quantized again. Everything else moves bit for bit. layout: which numbers of a head are
-        rotated together, "halves" or "pairs" (see `kvref.rotary`).
+        rotated together, "halves" or "pairs" (see `kvref.rope`).
 
         Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, or if `start` is released, ConfigError
         for an invalid `theta` or, with theta, `layout`, NonFinite if the format cannot store a rotated key, OutOfBlocks if there
@@ -107,7 +112,7 @@ class PagedCache(Sequences):
         """
         table = self._table(sequence)
         stop = in_range(stop, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "stop")
-        start = self._held(table, start, stop + 1, "start")
+        start = self._check_position(table, start, stop + 1, "start")
         rotary = None if theta is None else Rotary(self.config.head_dim, theta, layout)
         if start == stop:
             return
@@ -115,14 +120,14 @@ class PagedCache(Sequences):
         layers, positions = np.concatenate(
             [np.stack([np.full(length - start, layer), np.arange(start, length)]) for layer, length in enumerate(lengths)], axis=1
         )
-        behind = positions + stop - start
-        keys = None if rotary is None else self._turned(rotary, start - stop, self._tables.slots(table, layers, behind))
-        self._prepare({}, table, layers, positions)
-        old, new = (self._tables.slots(table, layers, each) for each in (behind, positions))
+        sources = positions + stop - start
+        keys = None if rotary is None else self._rotate_keys(rotary, start - stop, self._tables.slots(table, layers, sources))
+        self._make_writable({}, table, layers, positions)
+        old, new = (self._tables.slots(table, layers, each) for each in (sources, positions))
         self._store.copy(old, new)
         if keys is not None:
             self._store.keys.put(new, keys)
-        self._cut(table, lengths)
+        self._set_lengths(table, lengths)
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         """Write n tokens to the positions `[start, start + n)` of one layer, and allocate the missing blocks in every layer.
@@ -135,13 +140,13 @@ class PagedCache(Sequences):
         """
         table, layer = self._table(sequence), self._layer(layer)
         length = int(self._tables.lengths[table, layer])
-        start = self._held(table, start, length + 1, "start")
+        start = self._check_position(table, start, length + 1, "start")
         shape = ("n", self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
         end = start + keys.shape[0]
         positions = np.arange(start, end)
         new = self._store.quantized(keys, values)  # before blocks are allocated, because it can raise
-        self._prepare(self._missing(table, end), table, layer, positions)
+        self._make_writable(self._missing_entries(table, end), table, layer, positions)
         self._store.put(self._tables.slots(table, layer, positions), new)
         self._tables.lengths[table, layer] = max(length, end)
 
@@ -154,12 +159,11 @@ class PagedCache(Sequences):
         tables, layer = self._tables_of(sequences), self._layer(layer)
         shape = (len(tables), self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        new, positions = self._store.quantized(keys, values), self._tables.lengths[tables, layer] + _times_before(sequences)
-        self._prepare(self._missing_each(tables, positions + 1), tables, layer, positions)
+        new = self._store.quantized(keys, values)
+        positions = self._tables.lengths[tables, layer] + _earlier_occurrences(sequences)
+        self._make_writable(self._missing_entries_of_batch(tables, positions + 1), tables, layer, positions)
         self._store.put(self._tables.slots(tables, layer, positions), new)
-        self._tables.lengths[tables, layer] = (
-            positions + 1
-        )  # for a table named several times, the last and largest position counts
+        self._tables.lengths[tables, layer] = positions + 1  # of a table that occurs several times, the last and largest counts
 
     def append_step(self, sequences: Sequence[int], keys: Array, values: Array) -> None:
         """Append one token to each of B sequences in every layer: to all or none (PAGED-16).
@@ -171,9 +175,9 @@ class PagedCache(Sequences):
         keys, values = accept_pair(keys, values, shape, self._backend)
         tokens = (config.num_layers * len(tables), config.num_kv_heads, config.head_dim)
         new = self._store.quantized(*(self._backend.xp.reshape(each, tokens) for each in (keys, values)))
-        positions = self._tables.lengths[tables] + _times_before(sequences)[:, None]  # [B, num_layers]
+        positions = self._tables.lengths[tables] + _earlier_occurrences(sequences)[:, None]  # [B, num_layers]
         step = tables[:, None], np.arange(config.num_layers), positions
-        self._prepare(self._missing_each(tables, positions.max(axis=1) + 1), *step)
+        self._make_writable(self._missing_entries_of_batch(tables, positions.max(axis=1) + 1), *step)
         self._store.put(self._tables.slots(*step).T.reshape(-1), new)
         self._tables.lengths[tables] = positions + 1
 
@@ -185,7 +189,7 @@ class PagedCache(Sequences):
         """
         table, layer = self._table(sequence), self._layer(layer)
         length, what = int(self._tables.lengths[table, layer]), f"position in sequence {sequence}, layer {layer}"
-        wanted = np.array([self._held(table, position, length, what) for position in positions], np.int64)
+        wanted = np.array([self._check_position(table, position, length, what) for position in positions], np.int64)
         return self._store.read(self._tables.slots(table, layer, wanted))
 
     def gather(self, sequence: int, layer: int) -> tuple[Array, Array]:
@@ -193,7 +197,7 @@ class PagedCache(Sequences):
 
         n is the length of the layer, less its released positions. Raises SequenceNotFound or LayerOutOfRange.
         """
-        table, layer, positions = self._everywhere(sequence, layer)
+        table, layer, positions = self._layer_positions(sequence, layer)
         return self._store.read(self._tables.slots(table, layer, positions))
 
     def gather_batch(self, sequences: Sequence[int], layer: int) -> tuple[Array, Array, Array]:
@@ -220,7 +224,7 @@ class PagedCache(Sequences):
 
         Raises ShapeMismatch, DtypeMismatch, SequenceNotFound or LayerOutOfRange.
         """
-        table, layer, positions = self._everywhere(sequence, layer)
+        table, layer, positions = self._layer_positions(sequence, layer)
 
         def read(start: int, stop: int) -> tuple[Array, Array]:
             return self._store.read(self._tables.slots(table, layer, positions[start:stop]))
@@ -237,7 +241,7 @@ class PagedCache(Sequences):
         Raises SequenceNotFound, LayerOutOfRange, PositionOutOfRange or HeadOutOfRange, and ConfigError for a part of the heads in
         a format with one scale per token for all heads (q8, q4).
         """
-        return transfer.as_array(self.contents(sequence, layers=layers, tokens=tokens, heads=heads), self._backend)
+        return serialization.as_array(self.contents(sequence, layers=layers, tokens=tokens, heads=heads), self._backend)
 
     def load(self, sequence: int, data: Array) -> None:
         """Replace the contents of a sequence by saved ones (MOVE-01).
@@ -249,103 +253,102 @@ class PagedCache(Sequences):
         formats differ, or for a part that does not fit the parts loaded before; OutOfBlocks. If it raises, nothing has changed.
         """
         self._table(sequence)
-        self.receive(transfer.opened(data, self._backend), sequence)
+        self.receive(serialization.open_bytes(data, self._backend), sequence)
 
     def contents(self, sequence: int, *, layers: Span = None, tokens: Span = None, heads: Span = None) -> Contents:
         """Describe what `kvref.save` writes: the tokens in order, independent of their blocks. Raises as `save` does."""
         table = self._table(sequence)
-        whole = Whole(int(self._tables.first(table).max()), tuple(self._tables.lengths[table].tolist()))
-        part = Part.of(whole, self.config.num_kv_heads, layers, tokens, heads)
-        state = {"first": whole.first, "lengths": list(whole.lengths), **part.said()}
-        return Contents("paged", self._moved_shape(), state, self._stretches(table, whole, part))
+        extent = SavedSequence(int(self._tables.first(table).max()), tuple(self._tables.lengths[table].tolist()))
+        part = Part.of(extent, self.config.num_kv_heads, layers, tokens, heads)
+        state = {"first": extent.first, "lengths": list(extent.lengths), **part.to_json()}
+        return Contents("paged", self._shape_to_match(), state, self._token_spans(table, extent, part))
 
     def receive(self, file: BinaryIO, sequence: int) -> None:
         """`load` from an open binary file. Used by `kvref.load`."""
         self._table(sequence)
-        began = self._arriving.get(int(sequence))
-        came: list[tuple[Arriving, Part]] = []
-
-        def place(saved: Saved) -> list[Stretch]:
-            whole, part = read_part(saved, self.config.num_layers, self.config.num_kv_heads)
-            if began is None or Arriving(-1, whole, [part]).is_whole(self._everything(whole)):
-                came.append((Arriving(self._room_for(whole), whole), part))
-            else:
-                began.check(whole, part)
-                came.append((began, part))
-            return self._stretches(came[0][0].table, whole, part)
-
+        saved_file = serialization.SavedFile(file, "paged", self._shape_to_match())
+        extent, part = read_part(saved_file.saved, self.config.num_layers, self.config.num_kv_heads)
+        begun = self._pending_loads.get(int(sequence))
+        if begun is None or PendingLoad(-1, extent, [part]).is_complete(self._full_part(extent)):
+            load = PendingLoad(self._allocate_table(extent), extent)
+        else:
+            begun.check(extent, part)
+            load = begun
         try:
-            transfer.read(file, "paged", self._moved_shape(), place, self._backend)
+            saved_file.read_into(self._token_spans(load.table, extent, part), self._backend)
         except BaseException:
-            if came and came[0][0] is not began:
-                self.pool.free_many(self._tables.close(came[0][0].table))
+            if load is not begun:
+                self.pool.free_many(self._tables.close(load.table))
             raise
-        arriving, part = came[0]
-        arriving.parts.append(part)
-        if not arriving.is_whole(self._everything(arriving.whole)):
-            self._arriving[int(sequence)] = arriving
-            return
-        if arriving is began:
-            del self._arriving[int(sequence)]
-        self._forget_parts(sequence)
-        before, self._table_of[int(sequence)] = self._table(sequence), arriving.table
-        self.pool.free_many(self._tables.close(before))
+        load.parts.append(part)
+        if load.is_complete(self._full_part(extent)):
+            self._replace_table(sequence, load)
+        else:
+            self._pending_loads[int(sequence)] = load
 
-    def _everywhere(self, sequence: int, layer: int) -> tuple[int, int, NDArray[np.int64]]:
+    def _layer_positions(self, sequence: int, layer: int) -> tuple[int, int, NDArray[np.int64]]:
         """Check sequence and layer: the table, the layer, and all positions of the layer that are not released."""
         table, layer = self._table(sequence), self._layer(layer)
         return table, layer, np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
 
-    def _moved_shape(self) -> dict[str, int | float | str]:
+    def _shape_to_match(self) -> dict[str, int | float | str]:
         """The sizes and formats that a loading cache must have too (MOVE-02)."""
         return shape_of(self.config, "num_blocks", "block_size", formats=self.config.formats)
 
-    def _everything(self, whole: Whole) -> Part:
+    def _full_part(self, extent: SavedSequence) -> Part:
         """The part that consists of the whole sequence."""
-        return Part.of(whole, self.config.num_kv_heads)
+        return Part.of(extent, self.config.num_kv_heads)
 
-    def _stretches(self, table: int, whole: Whole, part: Part) -> list[Stretch]:
+    def _token_spans(self, table: int, extent: SavedSequence, part: Part) -> list[TokenSpan]:
         """The keys and values of each layer of a part, in the blocks of a table. Raises ConfigError as `save` does."""
-        heads, found = None if len(part.heads) == self.config.num_kv_heads else part.heads, list[Stretch]()
+        heads, found = None if len(part.heads) == self.config.num_kv_heads else part.heads, list[TokenSpan]()
         if heads is not None and self._store.format.granularity == "token":
             raise ConfigError(f"heads: expected all (a {self._store.format.name} token has one scale for all heads), got {heads}")
         for layer in part.layers:
-            slots = self._tables.slots(table, layer, np.array(whole.tokens(part, layer), np.int64))
-            found += both(f"layers.{layer}", self._store, slots, heads)
+            slots = self._tables.slots(table, layer, np.array(extent.tokens(part, layer), np.int64))
+            found += key_and_value_spans(f"layers.{layer}", self._store, slots, heads)
         return found
 
-    def _room_for(self, whole: Whole) -> int:
+    def _allocate_table(self, extent: SavedSequence) -> int:
         """A table with blocks for a sequence to load. Raises OutOfBlocks, or ConfigError if it begins in a block (MOVE-02)."""
-        released, inside = divmod(whole.first, self.config.block_size)
+        released, inside = divmod(extent.first, self.config.block_size)
         if inside:
             raise ConfigError(
-                f"load: expected a first position that is a multiple of block_size {self.config.block_size}, got {whole.first}"
+                f"load: expected a first position that is a multiple of block_size {self.config.block_size}, got {extent.first}"
             )
         table = self._tables.open()
         try:
             self._tables.append(table, np.full((released, self.config.num_layers), NO_BLOCK, np.int32))
             self._tables.released[table] = released
-            self._prepare(self._missing(table, max(whole.lengths)), table, 0, np.arange(0))
+            self._make_writable(self._missing_entries(table, max(extent.lengths)), table, 0, np.arange(0))
         except BaseException:
             self._tables.close(table)
             raise
-        self._tables.lengths[table] = whole.lengths
+        self._tables.lengths[table] = extent.lengths
         return table
 
-    def _forget_parts(self, sequence: int) -> None:
-        """Free the blocks of the parts that were loaded for a sequence."""
-        if arriving := self._arriving.pop(int(sequence), None):
-            self.pool.free_many(self._tables.close(arriving.table))
+    def _replace_table(self, sequence: int, load: PendingLoad) -> None:
+        """Give a sequence the table of a complete load, and free its old blocks and those of another pending load."""
+        if self._pending_loads.get(int(sequence)) is load:
+            del self._pending_loads[int(sequence)]
+        self._discard_pending_load(sequence)
+        old, self._table_of[int(sequence)] = self._table(sequence), load.table
+        self.pool.free_many(self._tables.close(old))
 
-    def _turned(self, rotary: Rotary, by: int, slots: NDArray[np.int64]) -> Quantized:
+    def _discard_pending_load(self, sequence: int) -> None:
+        """Free the blocks of a load of which only some parts are loaded, if there is one."""
+        if load := self._pending_loads.pop(int(sequence), None):
+            self.pool.free_many(self._tables.close(load.table))
+
+    def _rotate_keys(self, rotary: Rotary, by: int, slots: NDArray[np.int64]) -> Quantized:
         """The keys in these slots, rotated by `by` positions and quantized. Raises NonFinite."""
         return self._store.keys.quantized(rotary.turned(self._store.keys.read(slots), by, self._backend))
 
-    def _copy(self, sources: list[int], targets: list[int]) -> None:
+    def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         self._store.copy(sources, targets, self.config.block_size)
 
 
-def _times_before(sequences: Sequence[int]) -> NDArray[np.int64]:
+def _earlier_occurrences(sequences: Sequence[int]) -> NDArray[np.int64]:
     """How often each sequence occurs before its place in the batch: [B]; [1] with a 0 if all are different."""
     named = list(sequences)
     if len(set(named)) == len(named):

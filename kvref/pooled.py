@@ -14,7 +14,7 @@ from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, BufferPool, BufferStats
 from kvref.errors import ConfigError, whole, whole_fields
-from kvref.inputs import accept_pair
+from kvref.validation import accept_pair
 
 
 @dataclass(frozen=True)

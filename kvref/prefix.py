@@ -16,13 +16,13 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kvref import transfer
+from kvref import serialization
 from kvref.array import Array
 from kvref.backend import Backend, reference
-from kvref.blocks import BlockPool, Blocks
+from kvref.block_pool import BlockPool, Blocks
+from kvref.block_sequences import BlockOwner
 from kvref.errors import InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, TokenOutOfRange, in_range
 from kvref.paged import PagedCache, PagedConfig
-from kvref.sequences import Holders
 
 TOKEN_BYTES = 8  # per token in the input of the hash
 MOST_TOKEN = 2**63  # tokens are below it
@@ -51,110 +51,120 @@ def block_keys(tokens: Tokens, block_size: int, salt: str = "", known: Sequence[
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """An entry of the prefix index: a key and the blocks that contain its tokens, int32 [num_layers], one block per layer."""
+class CachedBlock:
+    """An entry of the prefix index: the key of block_size tokens, and the blocks that contain them.
+
+    blocks: int32 [num_layers], one block per layer. The same key can have several entries with different blocks, because
+    sequences can compute equal tokens independently.
+    """
 
     key: bytes
     blocks: NDArray[np.int32]
 
 
-class FindablePool(BlockPool):
-    """A block pool with the prefix index: it allocates cached blocks last (PREFIX-08).
+class IndexedBlockPool(BlockPool):
+    """A block pool with the prefix index, which finds blocks by the key of their tokens.
 
-    A cached block is part of one or more entries (Found) of the index. Free cached blocks are evictable, in the order of their
-    release: if no other block is free, the block that was released longest ago is evicted first. They are stored in an
-    OrderedDict, which adds, removes and pops the first in O(1).
+    A block is cached if it is part of an entry (CachedBlock) of the index. Every block is in one of four states:
+
+    - plain free: no reference, not cached;
+    - allocated: one or more references, not cached;
+    - allocated and cached: one or more references; it is never overwritten in place;
+    - evictable: no reference, cached. It is free and still found, until it is allocated for other tokens.
+
+    Plain free blocks are allocated first, then evictable ones, of which the block that was released longest ago is evicted first
+    (PREFIX-08). An OrderedDict of evictable blocks adds, removes and pops the first in O(1).
     """
 
     def __init__(self, num_blocks: int) -> None:
         """Create a pool of `num_blocks` free blocks with an empty index. Raises ConfigError."""
         super().__init__(num_blocks)
-        self._waiting: OrderedDict[int, None] = OrderedDict()  # evictable blocks, the one released longest ago first
-        self._found: dict[bytes, list[Found]] = {}  # the index: entries by key, in the order of their commits
-        self._parts: dict[int, list[Found]] = {}  # the entries that a block is part of
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # evictable blocks, the one released longest ago first
+        self._index: dict[bytes, list[CachedBlock]] = {}  # the index: entries by key, in the order of their commits
+        self._entries_of_block: dict[int, list[CachedBlock]] = {}  # the entries that a block is part of
 
     @property
     def num_free(self) -> int:
         """The number of free blocks, evictable ones included (PREFIX-06)."""
-        return super().num_free + len(self._waiting)
+        return super().num_free + len(self._evictable)
 
-    def find(self, key: bytes) -> Found | None:
+    def find(self, key: bytes) -> CachedBlock | None:
         """Return the entry with this key that was committed first, or None."""
-        found = self._found.get(key)
-        return found[0] if found else None
+        entries = self._index.get(key)
+        return entries[0] if entries else None
 
-    def findable(self, blocks: Blocks) -> NDArray[np.bool_]:
+    def is_cached(self, blocks: Blocks) -> NDArray[np.bool_]:
         """Return which of `blocks` are cached: bool, in the shape of `blocks`."""
-        found = [block in self._parts for block in np.ravel(blocks).tolist()]
-        return np.array(found, np.bool_).reshape(np.shape(blocks))
+        cached = [block in self._entries_of_block for block in np.ravel(blocks).tolist()]
+        return np.array(cached, np.bool_).reshape(np.shape(blocks))
 
-    def make_findable(self, found: Found) -> None:
+    def add_to_index(self, entry: CachedBlock) -> None:
         """Add an entry to the index, unless the same blocks are cached under its key already. The blocks must be allocated."""
-        copies = self._found.setdefault(found.key, [])
-        if any(np.array_equal(copy.blocks, found.blocks) for copy in copies):
+        copies = self._index.setdefault(entry.key, [])
+        if any(np.array_equal(copy.blocks, entry.blocks) for copy in copies):
             return
-        copies.append(found)
-        for block in found.blocks.tolist():
-            self._parts.setdefault(block, []).append(found)
+        copies.append(entry)
+        for block in entry.blocks.tolist():
+            self._entries_of_block.setdefault(block, []).append(entry)
 
-    def num_waiting(self, blocks: NDArray[np.int32]) -> int:
-        """Return how many of `blocks` have no reference, and would have to be taken from the free ones."""
+    def num_unreferenced(self, blocks: NDArray[np.int32]) -> int:
+        """Return how many of `blocks` have no reference: sharing them uses up free blocks."""
         return int((self._references[blocks] == 0).sum())
 
     def share_many(self, blocks: Blocks) -> None:
         """Add one reference to each of `blocks`, which can be allocated or evictable. Evictable blocks become allocated."""
         for block in np.asarray(blocks).tolist():
-            self._waiting.pop(block, None)
+            self._evictable.pop(block, None)
         super().share_many(blocks)
 
-    def forget(self) -> None:
+    def clear_index(self) -> None:
         """Empty the index: no block is cached afterwards, and evictable blocks are plain free ones (PREFIX-11)."""
-        self._found, self._parts = {}, {}
-        waiting, self._waiting = np.array(list(self._waiting), np.int32), OrderedDict()
-        super()._give_back(waiting)
+        self._index, self._entries_of_block = {}, {}
+        evictable, self._evictable = np.array(list(self._evictable), np.int32), OrderedDict()
+        super()._return_blocks(evictable)
 
-    def _take(self, count: int) -> NDArray[np.int32]:
+    def _pop_free_blocks(self, count: int) -> NDArray[np.int32]:
         """Plain free blocks first, then evictable ones in the order of their release (PREFIX-08)."""
         taken = list[int]()
         while len(taken) < count:
             if plain := min(count - len(taken), super().num_free):
-                taken += super()._take(plain).tolist()
+                taken += super()._pop_free_blocks(plain).tolist()
             else:
-                oldest, _ = self._waiting.popitem(last=False)
-                self._lose(oldest)
+                oldest, _ = self._evictable.popitem(last=False)
+                self._remove_from_index(oldest)
                 taken.append(oldest)
         return np.array(taken, np.int32)
 
-    def _give_back(self, blocks: NDArray[np.int32]) -> None:
+    def _return_blocks(self, blocks: NDArray[np.int32]) -> None:
         """Cached blocks without references become evictable, the others plain free."""
-        findable = self.findable(blocks)
-        super()._give_back(blocks[~findable])
-        self._waiting.update(dict.fromkeys(blocks[findable].tolist()))
+        cached = self.is_cached(blocks)
+        super()._return_blocks(blocks[~cached])
+        self._evictable.update(dict.fromkeys(blocks[cached].tolist()))
 
-    def _lose(self, block: int) -> None:
+    def _remove_from_index(self, block: int) -> None:
         """Remove the entries of an evicted block from the index. Their other blocks are cached no longer either (PREFIX-07)."""
-        for found in self._parts.pop(block):
-            self._found[found.key].remove(found)
-            if not self._found[found.key]:
-                del self._found[found.key]
-            for other in set(found.blocks.tolist()) - {block}:
-                self._parts[other].remove(found)
-                if not self._parts[other]:
-                    del self._parts[other]
-                    if other in self._waiting:  # not cached any more: a plain free block
-                        del self._waiting[other]
-                        super()._give_back(np.array([other], np.int32))
+        for entry in self._entries_of_block.pop(block):
+            self._index[entry.key].remove(entry)
+            if not self._index[entry.key]:
+                del self._index[entry.key]
+            for other in set(entry.blocks.tolist()) - {block}:
+                self._entries_of_block[other].remove(entry)
+                if not self._entries_of_block[other]:
+                    del self._entries_of_block[other]
+                    if other in self._evictable:  # not cached any more: a plain free block
+                        del self._evictable[other]
+                        super()._return_blocks(np.array([other], np.int32))
 
 
 @dataclass
-class Told:
-    """The committed tokens of a sequence, its salt, and the keys of the full blocks of these tokens."""
+class CommittedTokens:
+    """Which tokens a sequence is known to contain, from position 0 on: the tokens, its salt, and the keys of its full blocks."""
 
     salt: str
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: list[bytes] = field(default_factory=list)
 
-    def cut(self, length: int, block_size: int) -> None:
+    def truncate(self, length: int, block_size: int) -> None:
         """Forget the committed tokens from position `length` on (PREFIX-02)."""
         self.tokens = self.tokens[:length]
         del self.keys[length // block_size :]
@@ -171,22 +181,26 @@ class Told:
         self.tokens = numbers if len(numbers) > common else self.tokens
 
 
-class Finder(Holders):
-    """Base class of caches with a prefix index: committed tokens per sequence, and copies of cached blocks (PREFIX-14)."""
+class PrefixIndexed(BlockOwner):
+    """Base class of caches with a prefix index. It adds two things to BlockOwner:
 
-    pool: FindablePool
-    _told: dict[int, Told]
+    - the committed tokens of each live sequence (`_committed`), which changes of the sequence shorten;
+    - copy-on-write of cached blocks: a write to a cached block goes to a copy, so that cached blocks never change (PREFIX-14).
+    """
+
+    pool: IndexedBlockPool
+    _committed: dict[int, CommittedTokens]
 
     def reset(self) -> None:
         """Remove all blocks from the prefix index. Raises InUse if a sequence is live (PREFIX-11)."""
-        if self._told:
-            raise InUse(f"cannot reset: live sequences: {len(self._told)}")
-        self.pool.forget()
+        if self._committed:
+            raise InUse(f"cannot reset: live sequences: {len(self._committed)}")
+        self.pool.clear_index()
 
     def create(self) -> int:
         """Create an empty sequence without blocks, with the empty salt, and return its id (PAGED-01)."""
         sequence = super().create()
-        self._told[sequence] = Told("")
+        self._committed[sequence] = CommittedTokens("")
         return sequence
 
     def drop(self, sequence: int) -> None:
@@ -195,7 +209,7 @@ class Finder(Holders):
         Its cached blocks stay in the index (PREFIX-06).
         """
         super().drop(sequence)
-        del self._told[int(sequence)]
+        del self._committed[int(sequence)]
 
     def fork(self, sequence: int) -> int:
         """Create a sequence with the same tokens, salt and committed tokens, and return its id. Raises SequenceNotFound.
@@ -203,8 +217,8 @@ class Finder(Holders):
         The two share all blocks (SHARE-03).
         """
         child = super().fork(sequence)
-        told = self._told[int(sequence)]
-        self._told[child] = Told(told.salt, told.tokens, list(told.keys))
+        committed = self._committed[int(sequence)]
+        self._committed[child] = CommittedTokens(committed.salt, committed.tokens, list(committed.keys))
         return child
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -213,16 +227,16 @@ class Finder(Holders):
         Raises PositionOutOfRange, NotTruncatable or SequenceNotFound.
         """
         super().truncate(sequence, length)
-        self._told[int(sequence)].cut(int(length), self._tables.block_size)
+        self._committed[int(sequence)].truncate(int(length), self._tables.block_size)
 
-    def _kept(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
-        return super()._kept(blocks) | self.pool.findable(blocks)
+    def _needs_copy(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return super()._needs_copy(blocks) | self.pool.is_cached(blocks)
 
-    def _others(self, block: int) -> int:
-        return self.pool.references(block) - (not self.pool.findable([block])[0])
+    def _copies_needed(self, block: int) -> int:
+        return self.pool.references(block) - (not self.pool.is_cached([block])[0])
 
 
-class PrefixCache(Finder, PagedCache):
+class PrefixCache(PrefixIndexed, PagedCache):
     """A paged cache with prefix caching (chapter PREFIX): PagedCache with `begin`, `commit`, `match` and `reset`.
 
     Serving a prompt: `begin(tokens)` creates a sequence that already has the cached tokens at its beginning. The caller computes
@@ -235,7 +249,7 @@ class PrefixCache(Finder, PagedCache):
     def __init__(self, config: PagedConfig, backend: Backend = reference) -> None:
         """Allocate memory for all blocks on the device of `backend`."""
         super().__init__(config, backend)
-        self.pool, self._told = FindablePool(config.num_blocks), {}
+        self.pool, self._committed = IndexedBlockPool(config.num_blocks), {}
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
         """Return the hit: how many of the first tokens `begin(tokens, salt)` would find (PREFIX-01).
@@ -243,7 +257,7 @@ class PrefixCache(Finder, PagedCache):
         It changes nothing (PREFIX-05). The hit is a multiple of block_size and less than the number of tokens. Raises
         TokenOutOfRange.
         """
-        return len(self._find(token_numbers(tokens), salt)) * self.config.block_size
+        return len(self._find_hit(token_numbers(tokens), salt)) * self.config.block_size
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
         """Create a sequence for a prompt, which shares the cached blocks at its beginning, and return its id.
@@ -256,10 +270,10 @@ class PrefixCache(Finder, PagedCache):
         Raises TokenOutOfRange, or OutOfBlocks with nothing changed (PREFIX-13).
         """
         numbers = token_numbers(tokens)
-        found = self._find(numbers, salt)
+        found = self._find_hit(numbers, salt)
         entries = np.array([each.blocks for each in found], np.int32).reshape(-1, self.config.num_layers)
         more = self._tables.entries_for(len(numbers)) - len(found)
-        needed = more * self.config.num_layers + self.pool.num_waiting(entries)
+        needed = more * self.config.num_layers + self.pool.num_unreferenced(entries)
         if needed > self.pool.num_free:
             raise OutOfBlocks(f"out of blocks: {needed} needed, {self.pool.num_free} free")
         sequence = self.create()
@@ -268,7 +282,7 @@ class PrefixCache(Finder, PagedCache):
         self._tables.append(table, entries)
         self._tables.lengths[table] = hit
         self.ensure_capacity(sequence, len(numbers))
-        self._told[sequence] = Told(salt, numbers[:hit], [each.key for each in found])
+        self._committed[sequence] = CommittedTokens(salt, numbers[:hit], [each.key for each in found])
         return sequence
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -278,15 +292,15 @@ class PrefixCache(Finder, PagedCache):
         TokenMismatch if a token differs from the committed token at its position.
         """
         table, numbers = self._table(sequence), token_numbers(tokens)
-        told = self._told[int(sequence)]
-        told.add(numbers, int(self._tables.lengths[table].min()))
-        keys, first = list(self._keys(told.tokens, told.salt, told.keys)), len(told.keys)
+        committed = self._committed[int(sequence)]
+        committed.add(numbers, int(self._tables.lengths[table].min()))
+        keys, first = list(self._keys(committed.tokens, committed.salt, committed.keys)), len(committed.keys)
         entries = np.arange(first, first + len(keys))[:, None]
         blocks = self._tables.at(table, np.arange(self.config.num_layers), entries)
         gone = max(0, int(self._tables.released[table].max()) - first)
         for key, held in zip(keys[gone:], blocks[gone:], strict=True):
-            self.pool.make_findable(Found(key, held))
-        told.keys += keys
+            self.pool.add_to_index(CachedBlock(key, held))
+        committed.keys += keys
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         """As `PagedCache.write`. Overwriting position p also forgets the committed tokens from p on (PREFIX-02)."""
@@ -294,28 +308,28 @@ class PrefixCache(Finder, PagedCache):
         super().write(sequence, layer, start, keys, values)
         count = len(keys) if isinstance(keys, Sequence) else keys.shape[0]  # lists are accepted too
         if start < length and count:
-            self._told[int(sequence)].cut(int(start), self.config.block_size)
+            self._committed[int(sequence)].truncate(int(start), self.config.block_size)
 
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
         """As `PagedCache.remove`. It also forgets the committed tokens from `start` on (PREFIX-02)."""
         super().remove(sequence, start, stop, theta, layout)
         if start < stop:
-            self._told[int(sequence)].cut(int(start), self.config.block_size)
+            self._committed[int(sequence)].truncate(int(start), self.config.block_size)
 
     def receive(self, file: BinaryIO, sequence: int) -> None:
         """As `PagedCache.receive`. Afterwards the sequence has no committed tokens."""
         table = self._table(sequence)
-        transfer.verify(file)  # before super().receive evicts cached blocks for its room
+        serialization.verify(file)  # before super().receive evicts cached blocks for its room
         super().receive(file, sequence)
         if self._table(sequence) != table:
-            self._told[int(sequence)].cut(0, self.config.block_size)  # a file does not contain the tokens
+            self._committed[int(sequence)].truncate(0, self.config.block_size)  # a file does not contain the tokens
 
     def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
         return block_keys(tokens, self.config.block_size, salt, known)
 
-    def _find(self, tokens: Tokens, salt: str) -> list[Found]:
+    def _find_hit(self, tokens: Tokens, salt: str) -> list[CachedBlock]:
         """The index entries of the hit, in order: up to the first block that is not cached, never all tokens (PREFIX-09)."""
-        found = list[Found]()
+        found = list[CachedBlock]()
         for key in self._keys(tokens[: max(0, len(tokens) - 1)], salt):
             copy = self.pool.find(key)
             if copy is None:

@@ -12,7 +12,6 @@ import numpy as np
 from kvref.array import Array
 from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
-from kvref.contents import Contents, Saved, Stretch, both, shape_of
 from kvref.errors import (
     CapacityExceeded,
     HeadOutOfRange,
@@ -22,9 +21,10 @@ from kvref.errors import (
     whole_fields,
 )
 from kvref.formats import ROW_FORMATS, Format, get_format, of_keys_and_values
-from kvref.inputs import accept, accept_pair
-from kvref.slots import TokenStore
-from kvref.transfer import Movable
+from kvref.serialization import Serializable
+from kvref.snapshot import Contents, SavedState, TokenSpan, key_and_value_spans, shape_of
+from kvref.token_store import TokenStore
+from kvref.validation import accept, accept_pair
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class QuantizedConfig:
         return of_keys_and_values(self.format, self.key_scale, self.value_scale, ROW_FORMATS)
 
 
-class QuantizedCache(Movable):
+class QuantizedCache(Serializable):
     """A cache of one sequence with several layers, quantized per row (chapter QUANT).
 
     Each layer has room for `capacity` tokens and a length of its own. Keys and values are passed as float32, float16 or
     bfloat16 arrays, and returned as the float32 numbers that their codes and scales decode to.
     """
 
-    _moved = ("_store", "_lengths")
+    _saved_attributes = ("_store", "_lengths")
 
     def __init__(self, config: QuantizedConfig, backend: Backend = reference) -> None:
         """Allocate memory for the whole capacity on the device of `backend`."""
@@ -171,23 +171,23 @@ class QuantizedCache(Movable):
 
     def contents(self) -> Contents:
         """Describe what `save` writes. The capacity is not part of it (MOVE-02)."""
-        return Contents("quantized", shape_of(self.config, "capacity", formats=self.config.formats), {}, self._stretches())
+        return Contents("quantized", shape_of(self.config, "capacity", formats=self.config.formats), {}, self._token_spans())
 
-    def _another(self) -> "QuantizedCache":
+    def _new_cache(self) -> "QuantizedCache":
         return QuantizedCache(self.config, self._backend)
 
-    def _make_room(self, saved: Saved) -> list[Stretch]:
+    def _allocate_for(self, saved: SavedState) -> list[TokenSpan]:
         self._lengths = [saved.count(f"layers.{layer}.keys") for layer in range(self.config.num_layers)]
         if (longest := max(self._lengths)) > self.config.capacity:
             raise CapacityExceeded(f"cache full: {longest} tokens per layer needed, capacity is {self.config.capacity}")
-        return self._stretches()
+        return self._token_spans()
 
-    def _stretches(self) -> list[Stretch]:
+    def _token_spans(self) -> list[TokenSpan]:
         """The keys and values of each layer, in their slots."""
-        found: list[Stretch] = []
+        found: list[TokenSpan] = []
         for layer, length in enumerate(self._lengths):
             slots = layer * self.config.capacity + np.arange(length)
-            found += both(f"layers.{layer}", self._store, slots)
+            found += key_and_value_spans(f"layers.{layer}", self._store, slots)
         return found
 
     def _append(self, layers: Sequence[int], keys: Array, values: Array) -> None:

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import TOKENS, accept_query
 from kvref.backend import Backend, reference
-from kvref.blocks import BlockPool
+from kvref.block_pool import BlockPool
 from kvref.errors import CapacityExceeded, ConfigError, PositionOutOfRange, RankLost, RankOutOfRange, in_range, whole_fields
 from kvref.formats import PLAIN_DTYPES, Quantized, get_format
-from kvref.inputs import accept_pair
-from kvref.pieces import Partial, merged, partial
-from kvref.slots import TokenStore
+from kvref.online_softmax import Partial, merged, partial
+from kvref.token_store import TokenStore
+from kvref.validation import accept_pair
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,8 @@ class ShardedCache:
         """Return causal attention of the last tokens' queries: float32 [num_queries, num_query_heads, head_dim] (SHARD-02).
 
         query: [num_queries, num_query_heads, head_dim]. Each rank attends over its own tokens. The partial results of the columns
-        of a row are merged (`kvref.pieces`), which adds 20 (token_ranks - 1) roundings to the bound of ATTN-04. The query heads
-        of all rows are concatenated.
+        of a row are merged (`kvref.online_softmax`), which adds 20 (token_ranks - 1) roundings to the bound of ATTN-04. The query
+        heads of all rows are concatenated.
 
         Raises ShapeMismatch, DtypeMismatch, PositionOutOfRange if there are more queries than tokens, or RankLost.
         """

@@ -21,13 +21,13 @@ from kvref.array import Array
 from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
-from kvref.contents import Contents, Saved, Stretch, both, shape_of
 from kvref.errors import ConfigError, NonFinite, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, get_format
-from kvref.inputs import accept_pair
-from kvref.slots import TokenStore
-from kvref.tiers import Run, Tier, check_way, runs_said
-from kvref.transfer import Movable
+from kvref.serialization import Serializable
+from kvref.snapshot import Contents, SavedState, TokenSpan, key_and_value_spans, shape_of
+from kvref.tier_queue import Tier, TierSegment, check_migration, segments_from_json
+from kvref.token_store import TokenStore
+from kvref.validation import accept_pair
 
 MAGNITUDES_BELOW = 2.0**126  # of accepted numbers: then no rounding in a tier makes a value or a range overflow (TIER-13)
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
@@ -88,13 +88,13 @@ class TieredStats:
     compression_ratio: float
 
 
-class TieredCache(Movable):
+class TieredCache(Serializable):
     """A cache of one sequence and layer, whose tokens migrate from a tail to quantized tiers (chapter TIER).
 
     Threads can share a cache: each call is atomic (TIER-12).
     """
 
-    _moved = ("_tiers", "_next", "_moved_at")
+    _saved_attributes = ("_tiers", "_next", "_moved_at")
 
     def __init__(self, config: TieredConfig, backend: Backend = reference) -> None:
         """Allocate memory for the tiers of the policy on the device of `backend`."""
@@ -103,7 +103,7 @@ class TieredCache(Movable):
         self._tiers = [Tier("tail"), Tier("warm"), Tier("store")]
         self._next = 0  # the position of the next token appended
         self._moved_at = 0  # the value of _next when tokens last migrated or were evicted
-        self._adopt(config)
+        self._set_policy(config)
 
     def append(self, keys: Array, values: Array) -> None:
         """Append n tokens. keys, values: [n, num_kv_heads, head_dim].
@@ -116,7 +116,7 @@ class TieredCache(Movable):
         with self._lock:
             self._check_storable("keys", keys)
             self._check_storable("values", values)
-            check_way(keys, values, [tier.runs[-1].store for tier in self._tiers if tier.room])
+            check_migration(keys, values, [tier.segments[-1].store for tier in self._tiers if tier.room])
             count, room, batch = keys.shape[0], self.config.max_tokens, self.config.migration_batch
             if (past := self.total_tokens + count - room) > 0:
                 self._evict(past)
@@ -128,7 +128,7 @@ class TieredCache(Movable):
                 piece = slice(start, min(start + batch, count))
                 newest.write(keys[piece, ...], values[piece, ...])
                 self._next += piece.stop - piece.start
-                self._settle()
+                self._migrate()
 
     def read(self) -> tuple[Array, Array]:
         """Return the keys and values of all tokens, oldest first: float32 [total_tokens, num_kv_heads, head_dim] (TIER-03)."""
@@ -215,10 +215,10 @@ class TieredCache(Movable):
             if name not in POLICY:
                 raise ConfigError(f"update_policy: expected {', '.join(POLICY)}, got {name!r}")
         with self._lock:
-            self._adopt(replace(self.config, **changes))  # type: ignore[arg-type]  # checked by TieredConfig
-            self._settle()
+            self._set_policy(replace(self.config, **changes))  # type: ignore[arg-type]  # checked by TieredConfig
+            self._migrate()
             for tier in self._tiers:
-                tier.drop_drained()
+                tier.drop_empty()
 
     def truncate(self, length: int) -> None:
         """Remove the tokens at position `length` and later, as if they had never been appended (EDIT-01, EDIT-03).
@@ -233,45 +233,50 @@ class TieredCache(Movable):
                 raise NotTruncatable(f"cannot truncate to {length}: tokens last moved to another tier at length {self._moved_at}")
             count, self._next = self._next - length, length
             for tier in self._tiers:
-                count -= tier.take_back(min(count, len(tier)))
+                count -= tier.remove_newest(min(count, len(tier)))
 
     def clear(self) -> None:
         """Remove every token. The next token gets position 0."""
         with self._lock:
             self._next = self._moved_at = 0
             for tier in self._tiers:
-                tier.let_go(len(tier))
+                tier.remove_oldest(len(tier))
 
     def contents(self) -> Contents:
         """Describe what `save` writes: every token, with its tier and its format."""
         with self._lock:
-            tiers = {tier.name: [run.said() for run in tier.runs] for tier in self._tiers}
+            tiers = {tier.name: [segment.to_json() for segment in tier.segments] for tier in self._tiers}
             state = {"next": self._next, "moved_at": self._moved_at, "tiers": tiers}
-            return Contents("tiered", shape_of(self.config), state, self._stretches())
+            return Contents("tiered", shape_of(self.config), state, self._token_spans())
 
     def receive(self, file: BinaryIO) -> None:
         """`load` from an open binary file. Used by `kvref.load`."""
         with self._lock:
             super().receive(file)
 
-    def _another(self) -> "TieredCache":
+    def _new_cache(self) -> "TieredCache":
         return TieredCache(self.config, self._backend)
 
-    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+    def _allocate_for(self, saved: SavedState) -> Sequence[TokenSpan]:
         self._next = saved.number("next")
         self._moved_at = saved.number("moved_at", most=self._next)
         tiers, config = saved.state.get("tiers"), self.config
         for tier in self._tiers:
-            said = tiers.get(tier.name) if isinstance(tiers, dict) else None
-            tier.runs = deque(runs_said(said, config.max_tokens, config.num_kv_heads, config.head_dim, self._backend))
-        return self._stretches()
+            described = tiers.get(tier.name) if isinstance(tiers, dict) else None
+            segments = segments_from_json(described, config.max_tokens, config.num_kv_heads, config.head_dim, self._backend)
+            tier.segments = deque(segments)
+        return self._token_spans()
 
-    def _stretches(self) -> list[Stretch]:
-        """The keys and values of each run of each tier."""
-        runs = [(f"{tier.name}.{at}", run) for tier in self._tiers for at, run in enumerate(tier.runs)]
-        return [each for name, run in runs for each in both(name, run.store, np.array(run.slots(run.start, run.stop), np.int64))]
+    def _token_spans(self) -> list[TokenSpan]:
+        """The keys and values of each segment of each tier."""
+        segments = [(f"{tier.name}.{at}", segment) for tier in self._tiers for at, segment in enumerate(tier.segments)]
+        found = list[TokenSpan]()
+        for name, segment in segments:
+            slots = np.array(segment.slots(segment.start, segment.stop), np.int64)
+            found += key_and_value_spans(name, segment.store, slots)
+        return found
 
-    def _settle(self) -> None:
+    def _migrate(self) -> None:
         """Migrate tokens, `migration_batch` at a time, until no tier has more tokens than room.
 
         If several tiers do, the tier with the oldest tokens is first, because tokens must enter the next tier in order.
@@ -282,17 +287,17 @@ class TieredCache(Movable):
             target = next(each for each in later if each.room)
             for keys, values in tier.read(0, count):
                 target.write(keys, values)
-            tier.let_go(count)
+            tier.remove_oldest(count)
             self._moved_at = self._next
 
     def _evict(self, count: int) -> None:
         """Evict the oldest `count` tokens, or all if there are fewer."""
         for tier in reversed(self._tiers):
             taken = min(count, len(tier))
-            tier.let_go(taken)
+            tier.remove_oldest(taken)
             count -= taken
 
-    def _adopt(self, config: TieredConfig) -> None:
+    def _set_policy(self, config: TieredConfig) -> None:
         """Set the policy of the tiers for new tokens.
 
         New memory is allocated, and the migration of all present tokens is tried, before anything changes: if the memory does not
@@ -303,25 +308,26 @@ class TieredCache(Movable):
             (config.warm_length, FORMATS[config.warm_format]),
             (config.max_tokens, FORMATS[config.store_format]),
         )
-        opened: list[Run | None] = []
+        added: list[TierSegment | None] = []
         for tier, (room, format) in zip(self._tiers, policy, strict=True):
             capacity = min(room + config.migration_batch, config.max_tokens)
-            run = None
-            if room and not (tier.runs and tier.runs[-1].takes(capacity, format)):
+            segment = None
+            if room and not (tier.segments and tier.segments[-1].accepts(capacity, format)):
                 store = TokenStore(self._backend, format, capacity, config.num_kv_heads, config.head_dim)
-                run = Run(capacity, 0, store)
-            opened.append(run)
+                segment = TierSegment(capacity, 0, store)
+            added.append(segment)
         newest = [
-            run or (tier.runs[-1] if room else None) for tier, (room, _), run in zip(self._tiers, policy, opened, strict=True)
+            segment or (tier.segments[-1] if room else None)
+            for tier, (room, _), segment in zip(self._tiers, policy, added, strict=True)
         ]
         for index, tier in enumerate(self._tiers):
-            way = [run.store for run in newest[index + 1 :] if run]
-            for keys, values in tier.read(0, len(tier) if way else 0):
-                check_way(keys, values, way)
+            later = [segment.store for segment in newest[index + 1 :] if segment]
+            for keys, values in tier.read(0, len(tier) if later else 0):
+                check_migration(keys, values, later)
         self.config = config
-        for tier, (room, _), run in zip(self._tiers, policy, opened, strict=True):
+        for tier, (room, _), segment in zip(self._tiers, policy, added, strict=True):
             tier.room = room
-            tier.runs += [] if run is None else [run]
+            tier.segments += [] if segment is None else [segment]
 
     def _check_storable(self, name: str, tokens: Array) -> None:
         """Raise NonFinite for magnitudes of MAGNITUDES_BELOW or more, after rounding to the dtype of the tail (TIER-13)."""

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import Read, Sight, accept_query, attended
 from kvref.backend import Backend, reference
-from kvref.contents import Contents, Saved, Stretch, both, shape_of
 from kvref.errors import FileDamaged, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import Quantized, get_format
-from kvref.inputs import accept_pair
-from kvref.slots import TokenStore
-from kvref.transfer import Movable
+from kvref.serialization import Serializable
+from kvref.snapshot import Contents, SavedState, TokenSpan, key_and_value_spans, shape_of
+from kvref.token_store import TokenStore
+from kvref.validation import accept_pair
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class WindowedConfig:
         get_format(self.dtype, argument="dtype").code_width(self.head_dim)
 
 
-class WindowedCache(Movable):
+class WindowedCache(Serializable):
     """A cache of one sequence and layer with a sliding window, sink tokens or chunks (chapter WIN).
 
     `length` is the number of tokens that were appended and not truncated, which is the position of the next token. The cache
     stores at most sinks + window + rollback of them.
     """
 
-    _moved = ("_store", "length", "_first")
+    _saved_attributes = ("_store", "length", "_first")
 
     def __init__(self, config: WindowedConfig, backend: Backend = reference) -> None:
         """Allocate memory for sinks + window + rollback tokens on the device of `backend`."""
@@ -156,17 +156,19 @@ class WindowedCache(Movable):
     def contents(self) -> Contents:
         """Describe what `save` writes: the stored tokens in order, and their positions."""
         state = {"length": self.length, "first": self._first}
-        return Contents("windowed", shape_of(self.config), state, both("tokens", self._store, self._slots(self._positions())))
+        return Contents(
+            "windowed", shape_of(self.config), state, key_and_value_spans("tokens", self._store, self._slots(self._positions()))
+        )
 
-    def _another(self) -> "WindowedCache":
+    def _new_cache(self) -> "WindowedCache":
         return WindowedCache(self.config, self._backend)
 
-    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+    def _allocate_for(self, saved: SavedState) -> Sequence[TokenSpan]:
         self.length, self._first = saved.number("length"), saved.number("first")
         end = max(self.config.sinks, self.length)
         if not max(self.config.sinks, end - self._ring) <= self._first <= end:
             raise FileDamaged(f"file: first: expected one of the last {self._ring} of {end} positions, got {self._first}")
-        return self.contents().stretches
+        return self.contents().spans
 
     def _accepted(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Keys and values as float32. Raises ShapeMismatch or DtypeMismatch."""

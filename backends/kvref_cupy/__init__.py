@@ -18,23 +18,23 @@ from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
-from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
-from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4_VALUES, IQ4NL
-from kvref.formats.grouped import LEAST, Groups
+from kvref.formats.group_scales import LEAST, GroupFormat
+from kvref.formats.hadamard import HadamardFormat
 from kvref.formats.microscaling import NVFP4, Microscaled
-from kvref.formats.rotated import Rotated
+from kvref.formats.row_scales import LEAST_SCALE, SymmetricRow
 from kvref.formats.small_float import ELEMENTS
-from kvref.formats.static import StaticFloat8
-from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
-from kvref.rotate import dequantize_rotated, quantize_rotated
+from kvref.formats.static_scales import StaticFloat8
+from kvref.formats.token_scales import LEAST_SCALE as LEAST_AFFINE_SCALE
+from kvref.formats.token_scales import AffineRow
+from kvref.hadamard_kernels import dequantize_rotated, quantize_rotated
 from kvref_numpy.attention import grouped_attention
 
 SOURCE = Path(__file__).with_name("kernels.cu")
 WARP = 32
 THREADS = 256  # per CUDA block
-KNOWN = SymmetricRow | AffineRow | Groups | GGML | Microscaled  # formats with kernels in kernels.cu
+KNOWN = SymmetricRow | AffineRow | GroupFormat | GGML | Microscaled  # formats with kernels in kernels.cu
 NO_ELEMENT = (0, 0, 0, 0, 0, 0)
 
 
@@ -86,7 +86,7 @@ class CuPyBackend:
         rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format, out and out.codes))
-        if isinstance(format, Rotated):
+        if isinstance(format, HadamardFormat):
             return quantize_rotated(self, rows, format, out)
         if isinstance(format, StaticFloat8):
             return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
@@ -117,7 +117,7 @@ class CuPyBackend:
             if codes.dtype.kind == "f":
                 return codes.astype(np.float32, copy=False) if out is None else _filled(out, codes)
             return self.decode(codes, ELEMENTS[format.name], out)
-        if isinstance(format, Rotated):
+        if isinstance(format, HadamardFormat):
             return dequantize_rotated(self, stored, width, format, out)
         if isinstance(format, StaticFloat8):
             values = self.decode(codes, format.small, out)
@@ -179,7 +179,7 @@ def _of_groups(format: Format, stored: Quantized, reading: bool = False) -> tupl
     if isinstance(format, GGML):
         tabled = isinstance(format, IQ4NL)
         return "ggml", [stored.codes, _iq4_values()], [sizes[1], np.int32(format.affine), np.int32(tabled)]
-    if isinstance(format, Groups):
+    if isinstance(format, GroupFormat):
         assert stored.scale is not None
         scales = [stored.scale, stored.scale if stored.zero is None else stored.zero]
         dtype = str(scales[0].dtype).replace("uint16", "bfloat16")  # as stored, possibly by another backend

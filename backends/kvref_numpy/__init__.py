@@ -18,16 +18,16 @@ import numpy as np
 from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, reference, slots_to_gather
 from kvref.formats import Format, Quantized, SmallFloat
-from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4NL
-from kvref.formats.grouped import Groups
+from kvref.formats.group_scales import GroupFormat
+from kvref.formats.hadamard import HadamardFormat
 from kvref.formats.microscaling import MX, NVFP4
-from kvref.formats.rotated import Rotated
+from kvref.formats.row_scales import SymmetricRow
 from kvref.formats.small_float import BFLOAT16, FLOAT16
-from kvref.formats.static import StaticFloat8
-from kvref.formats.symmetric import SymmetricRow
-from kvref.rotate import dequantize_rotated, quantize_rotated
+from kvref.formats.static_scales import StaticFloat8
+from kvref.formats.token_scales import AffineRow
+from kvref.hadamard_kernels import dequantize_rotated, quantize_rotated
 from kvref_numpy.attention import grouped_attention
 from kvref_numpy.ggml import dequantize_ggml, quantize_ggml, quantize_iq4_nl
 from kvref_numpy.groups import dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
@@ -50,7 +50,7 @@ KERNELS: dict[type, tuple[Callable[..., None], Callable[..., None]]] = {
     SymmetricRow: (quantize_symmetric, dequantize_row),
     AffineRow: (quantize_affine, dequantize_row),
     StaticFloat8: (quantize_static, dequantize_static),
-    Groups: (quantize_groups, dequantize_groups),
+    GroupFormat: (quantize_groups, dequantize_groups),
     GGML: (quantize_ggml, dequantize_ggml),
     IQ4NL: (quantize_iq4_nl, dequantize_ggml),
     MX: (quantize_microscaled, dequantize_microscaled),
@@ -109,7 +109,7 @@ class NumPyBackend:
             rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format.name, out and out.codes))
-        if isinstance(format, Rotated):
+        if isinstance(format, HadamardFormat):
             return quantize_rotated(self, rows, format, out)
         kernel = KERNELS.get(type(format))
         if kernel is None or rows.ndim == 0 or rows.size == 0 or rows.shape[-1] % (format.group or 1):
@@ -127,7 +127,7 @@ class NumPyBackend:
         codes = stored.codes
         if format.name == "float32" and out is None:
             return codes
-        if isinstance(format, Rotated):
+        if isinstance(format, HadamardFormat):
             return dequantize_rotated(self, stored, width, format, out)
         kernel = KERNELS.get(type(format))
         if format.granularity != "element" and (kernel is None or codes.size == 0 or width % (format.group or 1)):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvref.array import Array
 from kvref.formats.base import check_read_back
-from kvref.formats.grouped import LEAST, Groups
+from kvref.formats.group_scales import LEAST, GroupFormat
 from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, Microscaled
 from kvref.formats.small_float import BFLOAT16, E2M1, E4M3FN, SmallFloat
 from kvref_numpy.rows import BELOW_HALF, F32, U8, decode, encode, encode_bfloat16, finite, folded, scratch, values_of
@@ -22,7 +22,7 @@ from kvref_numpy.rows import BELOW_HALF, F32, U8, decode, encode, encode_bfloat1
 E2M1_MIDPOINTS = tuple((np.float32(point), code % 2 == 1) for code, point in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)))
 
 
-def quantize_groups(x: F32, codes: U8, scale: Array, zero: Array | None = None, *, format: Groups) -> None:
+def quantize_groups(x: F32, codes: U8, scale: Array, zero: Array | None = None, *, format: GroupFormat) -> None:
     """Quantize x [n, group] to codes [n, bytes], scale and zero [n, 1]. Raises NonFinite."""
     if zero is None:
         _symmetric(x, codes, scale, format)
@@ -30,7 +30,7 @@ def quantize_groups(x: F32, codes: U8, scale: Array, zero: Array | None = None, 
         _affine(x, codes, scale, zero, format)
 
 
-def dequantize_groups(y: F32, codes: U8, scale: Array, zero: Array | None = None, *, format: Groups) -> None:
+def dequantize_groups(y: F32, codes: U8, scale: Array, zero: Array | None = None, *, format: GroupFormat) -> None:
     """Write the numbers of codes [n, bytes] to y [n, group]."""
     if format.bits == 8:
         np.copyto(y, codes if format.affine else codes.view(np.int8))
@@ -41,7 +41,7 @@ def dequantize_groups(y: F32, codes: U8, scale: Array, zero: Array | None = None
         np.add(y, _as_float32(zero, format.scale.name), out=y)  # the second rounding (FMT-GROUP-04)
 
 
-def _symmetric(x: F32, codes: U8, scale: Array, format: Groups) -> None:
+def _symmetric(x: F32, codes: U8, scale: Array, format: GroupFormat) -> None:
     quotient = scratch.like(x, np.float32)
     np.abs(x, out=quotient)
     exact = finite(folded(np.maximum, quotient.view(np.int32))) / np.full((len(x), 1), format.top, np.float32)
@@ -63,7 +63,7 @@ def _symmetric(x: F32, codes: U8, scale: Array, format: Groups) -> None:
         _pack(whole, codes, format.bits)
 
 
-def _affine(x: F32, codes: U8, scale: Array, zero: Array, format: Groups) -> None:
+def _affine(x: F32, codes: U8, scale: Array, zero: Array, format: GroupFormat) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         least = _stored(folded(np.minimum, x) + np.float32(0), zero, format.scale.name)
         exact = (folded(np.maximum, x) - least) / np.full((len(x), 1), format.top, np.float32)

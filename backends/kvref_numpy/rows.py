@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.errors import NonFinite
 from kvref.formats import SmallFloat
-from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
-from kvref.formats.affine import AffineRow
 from kvref.formats.base import check_read_back
+from kvref.formats.row_scales import LEAST_SCALE, SymmetricRow
 from kvref.formats.small_float import ELEMENTS
-from kvref.formats.static import StaticFloat8
-from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+from kvref.formats.static_scales import StaticFloat8
+from kvref.formats.token_scales import LEAST_SCALE as LEAST_AFFINE_SCALE
+from kvref.formats.token_scales import AffineRow
 from kvref_numpy.attention import all_finite
 
 BLOCK = 2**16  # numbers per chunk: 256 KiB of float32

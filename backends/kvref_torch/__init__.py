@@ -23,15 +23,15 @@ from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
-from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4NL
-from kvref.formats.grouped import Groups
+from kvref.formats.group_scales import GroupFormat
+from kvref.formats.hadamard import HadamardFormat
 from kvref.formats.microscaling import MX, NVFP4
-from kvref.formats.rotated import Rotated
-from kvref.formats.static import StaticFloat8
-from kvref.formats.symmetric import SymmetricRow
-from kvref.rotate import dequantize_rotated, quantize_rotated
+from kvref.formats.row_scales import SymmetricRow
+from kvref.formats.static_scales import StaticFloat8
+from kvref.formats.token_scales import AffineRow
+from kvref.hadamard_kernels import dequantize_rotated, quantize_rotated
 from kvref_torch.ggml import GGML_KERNELS, dequantize_ggml, quantize_ggml
 from kvref_torch.groups import GROUP_KERNELS, dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
 from kvref_torch.packing import PACKING_KERNELS, Kernels
@@ -67,7 +67,7 @@ KERNELS: dict[type, tuple[Callable[..., Array], Callable[..., None]]] = {
     SymmetricRow: (quantize_symmetric, dequantize_symmetric),
     AffineRow: (quantize_affine, dequantize_affine),
     StaticFloat8: (quantize_static, dequantize_static),
-    Groups: (quantize_groups, dequantize_groups),
+    GroupFormat: (quantize_groups, dequantize_groups),
     MX: (quantize_microscaled, dequantize_microscaled),
     NVFP4: (quantize_microscaled, dequantize_microscaled),
     GGML: (quantize_ggml, dequantize_ggml),
@@ -155,7 +155,7 @@ class TorchBackend:
                 return Quantized(rows.to(getattr(torch, format.name)))
             return Quantized(out.codes.copy_(rows))
         rows = rows.detach()  # no gradient flows through codes
-        if isinstance(format, Rotated):
+        if isinstance(format, HadamardFormat):
             return quantize_rotated(self, rows, format, out)
         kernel = KERNELS.get(type(format))
         if kernel is None or rows.ndim == 0 or rows.numel() == 0 or rows.shape[-1] % (format.group or 1):
@@ -176,7 +176,7 @@ class TorchBackend:
         codes = stored.codes
         if format.granularity == "element":
             return codes.to(torch.float32) if out is None else out.copy_(codes)
-        if isinstance(format, Rotated):
+        if isinstance(format, HadamardFormat):
             return dequantize_rotated(self, stored, width, format, out)
         kernel = KERNELS.get(type(format))
         if kernel is None or codes.numel() == 0 or width % (format.group or 1):

@@ -9,14 +9,16 @@ from functools import cache
 import torch
 
 from kvref.array import Array
-from kvref.formats.grouped import LEAST, Groups
+from kvref.formats.group_scales import LEAST, GroupFormat
 from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, Microscaled
 from kvref.formats.small_float import E4M3FN
 from kvref_torch.packing import Kernels, elements, look_up, pack_codes, room_for_codes, unpacked, whole_numbers
 from kvref_torch.rows import BELOW_HALF, NATIVE, from_small, small_codes
 
 
-def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:
+def quantize_groups(
+    kernels: Kernels, format: GroupFormat, x: Array, codes: Array, scale: Array, zero: Array | None = None
+) -> Array:
     """Quantize x [n, group] to codes [n, bytes], scale and zero [n, 1].
 
     Returns an array that is finite exactly if x can be stored; otherwise the caller raises NonFinite.
@@ -38,7 +40,9 @@ def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, sc
     return held * top + low
 
 
-def dequantize_groups(kernels: Kernels, format: Groups, y: Array, codes: Array, scale: Array, zero: Array | None = None) -> None:
+def dequantize_groups(
+    kernels: Kernels, format: GroupFormat, y: Array, codes: Array, scale: Array, zero: Array | None = None
+) -> None:
     """Write the numbers of codes [n, bytes] to y [n, group]."""
     signed = not format.affine
     if format.bits < 8 and not kernels.fused:

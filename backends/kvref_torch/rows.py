@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from kvref.array import Array
-from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
-from kvref.formats.affine import AffineRow
+from kvref.formats.row_scales import LEAST_SCALE, SymmetricRow
 from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16, SmallFloat
-from kvref.formats.static import StaticFloat8
-from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+from kvref.formats.static_scales import StaticFloat8
+from kvref.formats.token_scales import LEAST_SCALE as LEAST_AFFINE_SCALE
+from kvref.formats.token_scales import AffineRow
 from kvref_torch.packing import Kernels, look_up, pack_codes, room_for_codes, unpacked, whole_numbers
 
 BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + this with y's sign) rounds halves away from zero

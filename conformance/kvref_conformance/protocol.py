@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import kvref
 from kvref.array import Array
 from kvref.formats import FORMATS, GROUP_NAMES
-from kvref.formats.grouped import GROUPS
+from kvref.formats.group_scales import GROUPS
 from kvref_conformance.conversation.drivers.stdio import PROTOCOL
 from kvref_conformance.conversation.operations import Operation, factory, made_by, operations, protocols
 from kvref_conformance.families import Family, all_families, names

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvref
-from kvref.blocks import NO_BLOCK
-from kvref.prefix import Finder, Tokens, block_keys
+from kvref.block_tables import NO_BLOCK
+from kvref.prefix import PrefixIndexed, Tokens, block_keys
 from kvref_zoo.mutant import mutant
 
 
@@ -50,8 +50,8 @@ class GroupedHitIgnoresTheWindows(kvref.GroupedCache):
     answer.
     """
 
-    def _find(self, tokens: Tokens, salt: str) -> tuple[list[bytes], NDArray[np.int32]]:
-        found, groups, keys, rows = super()._find, self.config.num_groups, list[bytes](), list[list[int]]()
+    def _find_hit(self, tokens: Tokens, salt: str) -> tuple[list[bytes], NDArray[np.int32]]:
+        found, groups, keys, rows = super()._find_hit, self.config.num_groups, list[bytes](), list[list[int]]()
         for key in block_keys(tokens[: max(0, len(tokens) - 1)], self.config.block_size, salt):
             copies = [self.pool.find(key + group.to_bytes(4, "little")) for group in range(groups)]
             if copies[-1] is None:
@@ -59,7 +59,7 @@ class GroupedHitIgnoresTheWindows(kvref.GroupedCache):
             keys.append(key)
             rows.append([NO_BLOCK if copy is None else int(copy.blocks[0]) for copy in copies])
         blocks = np.array(rows, np.int32).reshape(len(keys), groups)
-        blocks[np.arange(len(keys))[:, None] < self._unseen(len(keys) * self.config.block_size)] = NO_BLOCK
+        blocks[np.arange(len(keys))[:, None] < self._unseen_entries(len(keys) * self.config.block_size)] = NO_BLOCK
         return (keys, blocks) if keys else found(tokens, salt)
 
 
@@ -96,22 +96,22 @@ class GroupedTablesKeepFreedBlocks(kvref.GroupedCache):
 class GroupedTruncatesPastItsWindows(kvref.GroupedCache):
     """`truncate` accepts a length before which blocks of a window were released: the next query sees a window with a hole."""
 
-    truncate = Finder.truncate
+    truncate = PrefixIndexed.truncate
 
 
 @mutant("GROUP-02", also="GROUP-03 GROUP-04 GROUP-05 GROUP-06 GROUP-07 GROUP-08 LAW-04 SHARE-03")
 class GroupedWindowsFreeEarly(kvref.GroupedCache):
     """A window group frees its oldest block while the next query still sees the last token in it."""
 
-    def _unseen(self, length: int) -> NDArray[np.int64]:
-        return super()._unseen(length + 1)
+    def _unseen_entries(self, length: int) -> NDArray[np.int64]:
+        return super()._unseen_entries(length + 1)
 
 
 @mutant("GROUP-02", also="GROUP-03 GROUP-04 GROUP-05 GROUP-06 GROUP-07")
 class GroupedWindowsFreeNothing(kvref.GroupedCache):
     """Window groups never free a block, as if their layers saw all tokens: long requests use up the pool."""
 
-    def _unseen(self, length: int) -> NDArray[np.int64]:
+    def _unseen_entries(self, length: int) -> NDArray[np.int64]:
         return np.zeros(self.config.num_groups, np.int64)
 
 
@@ -122,7 +122,7 @@ class GroupedWindowsNeedEveryBlock(kvref.GroupedCache):
     These were released and evicted, so that there is no hit.
     """
 
-    def _find(self, tokens: Tokens, salt: str) -> tuple[list[bytes], NDArray[np.int32]]:
+    def _find_hit(self, tokens: Tokens, salt: str) -> tuple[list[bytes], NDArray[np.int32]]:
         keys, rows = list[bytes](), list[list[int]]()
         for key in block_keys(tokens[: max(0, len(tokens) - 1)], self.config.block_size, salt):
             copies = [self.pool.find(key + group.to_bytes(4, "little")) for group in range(self.config.num_groups)]
@@ -132,5 +132,5 @@ class GroupedWindowsNeedEveryBlock(kvref.GroupedCache):
             keys.append(key)
             rows.append(blocks)
         entries = np.array(rows, np.int32).reshape(len(keys), self.config.num_groups)
-        entries[np.arange(len(keys))[:, None] < self._unseen(len(keys) * self.config.block_size)] = NO_BLOCK
+        entries[np.arange(len(keys))[:, None] < self._unseen_entries(len(keys) * self.config.block_size)] = NO_BLOCK
         return keys, entries

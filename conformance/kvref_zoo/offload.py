@@ -3,7 +3,7 @@
 from typing import Any
 
 import kvref
-from kvref.offload import Key, Keys
+from kvref.host_store import Key, Keys
 from kvref_zoo.mutant import mutant
 
 

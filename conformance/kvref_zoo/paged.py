@@ -53,13 +53,13 @@ class PagedAttendsWithoutScales(kvref.PagedCache):
 class PagedCopiesBeforeItCounts(kvref.PagedCache):
     """`write` copies shared blocks in order until no block is free, and keeps the copies that it has already made."""
 
-    def _prepare(self, more: Mapping[int, int], tables: Any, layers: Any, positions: Any) -> None:
+    def _make_writable(self, more: Mapping[int, int], tables: Any, layers: Any, positions: Any) -> None:
         size = self.config.block_size
-        places = self._shared(tables, layers, positions // size)
+        places = self._places_to_copy(tables, layers, positions // size)
         if len(places) > 1:
             for table, layer, entry in places:
-                super()._prepare({}, table, layer, np.array([entry * size]))
-        super()._prepare(more, tables, layers, positions)
+                super()._make_writable({}, table, layer, np.array([entry * size]))
+        super()._make_writable(more, tables, layers, positions)
 
 
 @mutant("SHARE-05", also="EDIT-05 EDIT-10 PAGED-18 SHARE-04 SHARE-06 SHARE-07 SHARE-08 SHARE-09")
@@ -75,10 +75,10 @@ class PagedCopiesKeysOnly(kvref.PagedCache):
 class PagedCopiesTheWholeTable(kvref.PagedCache):
     """One token written to a fork copies all blocks that the fork shares: forking saves no memory."""
 
-    def _prepare(self, more: Mapping[int, int], tables: Any, layers: Any, positions: Any) -> None:
+    def _make_writable(self, more: Mapping[int, int], tables: Any, layers: Any, positions: Any) -> None:
         if np.size(positions) and np.ndim(tables) == np.ndim(layers) == 0:
             positions = np.arange(self._tables.capacity(tables))
-        super()._prepare(more, tables, layers, positions)
+        super()._make_writable(more, tables, layers, positions)
 
 
 @mutant("PAGED-06", seen_in="vllm-project/vllm#47056")
@@ -113,11 +113,11 @@ class PagedDropsFullBlocksOnly(kvref.PagedCache):
 class PagedFailedAllocationKeepsBlocks(kvref.PagedCache):
     """Blocks are allocated one at a time. If the pool is exhausted, the call raises OutOfBlocks and keeps the blocks it has."""
 
-    def _prepare(self, more: Mapping[int, int], tables: Any, layers: Any, positions: Any) -> None:
+    def _make_writable(self, more: Mapping[int, int], tables: Any, layers: Any, positions: Any) -> None:
         for table, count in more.items():
             for _ in range(count):
                 self._tables.extend({table: 1}, np.array([self.pool.allocate() for _ in range(self.config.num_layers)], np.int32))
-        super()._prepare({}, tables, layers, positions)
+        super()._make_writable({}, tables, layers, positions)
 
 
 @mutant("SHARE-03", also="EDIT-10 MOVE-03 SHARE-05 SHARE-07")
@@ -127,7 +127,7 @@ class PagedForkCopiesEverything(kvref.PagedCache):
     def fork(self, sequence: int) -> int:
         child = super().fork(sequence)
         for layer in range(self.config.num_layers):
-            self._prepare({}, self._table(child), layer, np.arange(self.length(child, layer)))
+            self._make_writable({}, self._table(child), layer, np.arange(self.length(child, layer)))
         return child
 
 
@@ -274,7 +274,7 @@ class PagedWindowFreesEarly(kvref.PagedCache):
     def release_before(self, sequence: int, position: int) -> None:
         table = self._table(sequence)
         super().release_before(sequence, position)
-        entries = min(-(-position // self.config.block_size), int(self._tables.counts[table]))
+        entries = min(-(-position // self.config.block_size), self._tables.count(table))
         self.pool.free_many(self._tables.release(table, entries))
 
 
@@ -287,8 +287,8 @@ class PagedWindowFreesTwice(kvref.PagedCache):
         super().release_before(sequence, position)
         self._tables.released[table] = 0
 
-    def _held(self, table: int, position: int, stop: int | None, what: str) -> int:
-        position = super()._held(table, position, stop, what)
+    def _check_position(self, table: int, position: int, stop: int | None, what: str) -> int:
+        position = super()._check_position(table, position, stop, what)
         if self._tables.at(table, 0, position // self.config.block_size) < 0 and position < self._tables.lengths[table].max():
             raise kvref.errors.PositionOutOfRange(f"{what}: {position} was released")
         return position
@@ -308,5 +308,5 @@ class PagedWriteAllocatesBeforeItChecks(kvref.PagedCache):
 class PagedWritesToSharedBlocks(kvref.PagedCache):
     """A write to a fork overwrites the shared block in place: every sample of a prompt reads the tokens of the last one."""
 
-    def _kept(self, blocks: Any) -> Any:
+    def _needs_copy(self, blocks: Any) -> Any:
         return np.zeros(blocks.shape, bool)

@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 
 import kvref
 from kvref.formats import FORMATS
-from kvref.formats.static import StaticFloat8
-from kvref.prefix import FindablePool, Found, Tokens
+from kvref.formats.static_scales import StaticFloat8
+from kvref.prefix import CachedBlock, IndexedBlockPool, Tokens
 from kvref_zoo.mutant import mutant
 
 
 class OwnPool(kvref.PrefixCache):
     """A cache whose pool belongs to a class of its own."""
 
-    Pool = FindablePool
+    Pool = IndexedBlockPool
 
     def __init__(self, config: kvref.PagedConfig) -> None:
         super().__init__(config)
@@ -43,25 +43,25 @@ class PrefixAttendSkipsTheHit(kvref.PrefixCache):
 class PrefixEvictsTheFirstBlockFirst(OwnPool):
     """The first block of a dropped prompt is evicted first: the blocks after it are still cached and cannot be found."""
 
-    class Pool(FindablePool):
-        def _give_back(self, blocks: NDArray[np.int32]) -> None:
-            super()._give_back(blocks[::-1])
+    class Pool(IndexedBlockPool):
+        def _return_blocks(self, blocks: NDArray[np.int32]) -> None:
+            super()._return_blocks(blocks[::-1])
 
 
 @mutant("PREFIX-01", also="PREFIX-05 PREFIX-07 PREFIX-13")
 class PrefixFindsEveryToken(kvref.PrefixCache):
     """A prompt whose blocks are all cached is found completely: no token is left to compute the first logits from."""
 
-    def _find(self, tokens: Tokens, salt: str) -> list[Found]:
-        return super()._find([*tokens, 0], salt)
+    def _find_hit(self, tokens: Tokens, salt: str) -> list[CachedBlock]:
+        return super()._find_hit([*tokens, 0], salt)
 
 
 @mutant("PREFIX-07", also="PREFIX-05 PREFIX-06 PREFIX-08 PREFIX-09 PREFIX-13 PREFIX-16")
 class PrefixFindsEvictedBlocks(OwnPool):
     """A block that was evicted for other tokens is still found by its old tokens."""
 
-    class Pool(FindablePool):
-        def _lose(self, block: int) -> None:
+    class Pool(IndexedBlockPool):
+        def _remove_from_index(self, block: int) -> None:
             """Does nothing: the block stays in the index."""
 
 
@@ -73,11 +73,11 @@ class PrefixFindsPartialBlocks(kvref.PrefixCache):
         super().commit(sequence, tokens)
         rest = len(tokens) % self.config.block_size
         if rest:  # pad the block's tokens with zeros and add it to the prefix index
-            size, table, told = self.config.block_size, self._table(sequence), self._told[int(sequence)]
+            size, table, told = self.config.block_size, self._table(sequence), self._committed[int(sequence)]
             filled = [*told.tokens[: len(tokens)], *[0] * (size - rest)]
             *_, key = self._keys(filled, told.salt)
             blocks = self._tables.at(table, np.arange(self.config.num_layers), len(tokens) // size)
-            self.pool.make_findable(Found(key, blocks))
+            self.pool.add_to_index(CachedBlock(key, blocks))
 
 
 @mutant("PREFIX-03", seen_in="openvinotoolkit/openvino.genai#3722")
@@ -96,8 +96,8 @@ class PrefixFoundByHashAlone(kvref.PrefixCache):
 class PrefixHitCountsAsRoom(OwnPool):
     """Evictable blocks of the hit also count as room for the rest of the prompt: `begin` accepts a prompt that does not fit."""
 
-    class Pool(FindablePool):
-        def num_waiting(self, blocks: NDArray[np.int32]) -> int:
+    class Pool(IndexedBlockPool):
+        def num_unreferenced(self, blocks: NDArray[np.int32]) -> int:
             return 0
 
 
@@ -147,5 +147,5 @@ class PrefixWritesToCachedBlocks(kvref.PrefixCache):
     Later hits on the old tokens read the new ones.
     """
 
-    _kept = kvref.PagedCache._kept
-    _others = kvref.PagedCache._others
+    _needs_copy = kvref.PagedCache._needs_copy
+    _copies_needed = kvref.PagedCache._copies_needed

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvref
-from kvref.pieces import Partial
+from kvref.online_softmax import Partial
 from kvref.sharded import _Rank
 from kvref_zoo.mutant import mutant
 

@@ -45,7 +45,7 @@ class TieredClearsTheTailOnly(kvref.TieredCache):
     """`clear` empties the tail and not the store: the next prompt is read after the tokens of the last one."""
 
     def clear(self) -> None:
-        self._tiers[0].let_go(len(self._tiers[0]))
+        self._tiers[0].remove_oldest(len(self._tiers[0]))
 
 
 @mutant("TIER-09", also="LAW-01 LAW-10")
@@ -87,11 +87,11 @@ class TieredKeepsEveryFormat(kvref.TieredCache):
         self._kept: list[Any] = []
         super().__init__(config)
 
-    def _adopt(self, config: kvref.TieredConfig) -> None:
-        before = {(tier.name, run.store.format.name) for tier in self._tiers for run in tier.runs}
-        super()._adopt(config)
+    def _set_policy(self, config: kvref.TieredConfig) -> None:
+        before = {(tier.name, segment.store.format.name) for tier in self._tiers for segment in tier.segments}
+        super()._set_policy(config)
         for tier in self._tiers:
-            self._kept += [run for run in tier.runs if (tier.name, run.store.format.name) not in before]
+            self._kept += [segment for segment in tier.segments if (tier.name, segment.store.format.name) not in before]
 
 
 @mutant("TIER-16")
@@ -101,7 +101,7 @@ class TieredKeepsEveryStore(kvref.TieredCache):
     def __init__(self, config: kvref.TieredConfig) -> None:
         super().__init__(config)
         for tier in self._tiers:
-            tier.drop_drained = lambda: None  # type: ignore[method-assign]
+            tier.drop_empty = lambda: None  # type: ignore[method-assign]
 
 
 @mutant(
@@ -187,7 +187,7 @@ class TieredQuantizesTheNewest(kvref.TieredCache):
         tail = self._tiers[0]
         if len(keys) > self.config.tail_length:
             room, tail.room = tail.room, 0
-            self._settle()
+            self._migrate()
             tail.room = room
 
 
@@ -284,8 +284,8 @@ class TieredTruncatesToMigratedTokens(kvref.TieredCache):
 class TieredWrapsOneEarly(kvref.TieredCache):
     """The ring index wraps one slot early: the last slot is never written, and the first is written twice."""
 
-    def _adopt(self, config: kvref.TieredConfig) -> None:
-        super()._adopt(config)
+    def _set_policy(self, config: kvref.TieredConfig) -> None:
+        super()._set_policy(config)
         tail = self._tiers[0]
-        for run in tail.runs:
-            run.slots = lambda start, stop: [p % max(1, tail.room - 1) for p in range(start, stop)]  # type: ignore[method-assign]
+        for segment in tail.segments:
+            segment.slots = lambda start, stop: [p % max(1, tail.room - 1) for p in range(start, stop)]  # type: ignore[method-assign]

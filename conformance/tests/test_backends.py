@@ -11,8 +11,8 @@ from hypothesis.extra.numpy import arrays
 import kvref
 from kvref.errors import BackendNotFound, DtypeMismatch, ShapeMismatch, SlotOutOfRange
 from kvref.formats.ggml import GGML
-from kvref.formats.grouped import Groups
-from kvref.formats.rotated import Rotated
+from kvref.formats.group_scales import GroupFormat
+from kvref.formats.hadamard import HadamardFormat
 from kvref_conformance.implementations import load
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
@@ -29,7 +29,7 @@ anything = st.floats(width=32)
 @given(rows=arrays(np.float32, st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 9)), elements=finite))
 def test_quantizing_gives_the_references_bits(name, rows):
     format, width = kvref.get_format(name), rows.shape[-1]
-    rows = rows / np.float32(16) if isinstance(format, Rotated) else rows  # keeps the sums finite
+    rows = rows / np.float32(16) if isinstance(format, HadamardFormat) else rows  # keeps the sums finite
     got, want = NUMPY.quantize(rows, format), kvref.reference.quantize(rows, format)
     for mine, theirs in zip(got, want, strict=True):
         assert (mine is None) == (theirs is None)
@@ -63,7 +63,7 @@ def some_of_each():
         "uint4_g32_float32",
         "uint2_g64_bfloat16",
     }
-    return [each for name, each in kvref.FORMATS.items() if name in among or not isinstance(each, Groups)]
+    return [each for name, each in kvref.FORMATS.items() if name in among or not isinstance(each, GroupFormat)]
 
 
 def patterns(count, most=1e38):
@@ -76,12 +76,12 @@ def patterns(count, most=1e38):
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("format", some_of_each(), ids=lambda each: each.name)
 def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format, monkeypatch):
-    monkeypatch.setattr("kvref.rotate.PIECE", 500 * WIDTH)
+    monkeypatch.setattr("kvref.hadamard_kernels.PIECE", 500 * WIDTH)
     if name == "torch-compiled":  # whose tiles are larger
         monkeypatch.setattr("kvref_torch.COMPILED_ONCE", 2**16)
         monkeypatch.setattr("kvref_torch.COMPILED_OFTEN", 2**16)
     backend = kvref.backend(name)
-    plain, most = (format.inner, 1e35) if isinstance(format, Rotated) else (format, 1e38)  # keeps the sums finite
+    plain, most = (format.inner, 1e35) if isinstance(format, HadamardFormat) else (format, 1e38)  # keeps the sums finite
     halves = plain.name.endswith("_float16") or isinstance(plain, GGML)  # whose numbers must be in the range of float16
     rows = patterns(1200, 3e4 if halves else most)  # more than two tiles, and a remainder
     want = kvref.reference.quantize(rows, format)

@@ -5,7 +5,7 @@ import pytest
 
 import kvref
 from kvref import errors
-from kvref.slots import TokenStore
+from kvref.token_store import TokenStore
 from kvref_conformance.oracle.attention import attention as exact
 
 RNG = np.random.default_rng(1)

@@ -6,8 +6,8 @@ from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 
 from kvref import PagedCache, PagedConfig, get_format, reference
 from kvref.canary import BLANK, BOS, FIRST_WORD, Canary, Oracle, weights
+from kvref.canary.dimensions import KEY, KEY_ERRORS, LEAK, SHARPNESS
 from kvref.canary.oracle import repeated
-from kvref.canary.shape import KEY, KEY_ERRORS, LEAK, SHARPNESS
 from kvref.engine import Model
 from kvref.errors import ConfigError
 

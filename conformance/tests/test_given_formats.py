@@ -8,7 +8,7 @@ import pytest
 
 import kvref
 from kvref.errors import ConfigError
-from kvref.formats.rotated import hadamard
+from kvref.formats.hadamard import hadamard
 from kvref_conformance.oracle import rotated, rows
 from kvref_conformance.oracle.formats import ROTATED, group_of, inner_of
 
@@ -123,7 +123,7 @@ def test_a_scale_that_is_none(scale):
 def test_a_store_of_any_cache_holds_them():
     """With a scale of 1.0 in caches that have no argument for another scale."""
     for name in ("float8_e4m3fn_static", "int8_hadamard"):
-        store = kvref.slots.TokenStore(kvref.reference, kvref.get_format(name), 4, 2, 16)
+        store = kvref.token_store.TokenStore(kvref.reference, kvref.get_format(name), 4, 2, 16)
         x = some_rows(32).reshape(4, 2, 16)
         store.write([3, 1, 0, 2], x, x)
         for part in store.read([3, 1, 0, 2]):

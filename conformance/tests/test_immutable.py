@@ -60,9 +60,9 @@ KEPT = [
     ("contiguous", "kvref.contiguous.ContiguousCache._grow", "values = self._backend.update", "self._backend.update"),
     ("buffers", "kvref.buffers.Buffer.extend", "self._memory = self._pool", "self._pool"),
     ("pooled", "kvref.buffers.Buffer.extend", "self._memory = self._pool", "self._pool"),
-    ("paged", "kvref.slots.SlotStore.put", "self._stored = Quantized(", "Quantized("),
-    ("quantized", "kvref.slots.SlotStore.put", "self._stored = Quantized(", "Quantized("),
-    ("tiered", "kvref.slots.SlotStore.put", "self._stored = Quantized(", "Quantized("),
+    ("paged", "kvref.token_store.SlotStore.put", "self._stored = Quantized(", "Quantized("),
+    ("quantized", "kvref.token_store.SlotStore.put", "self._stored = Quantized(", "Quantized("),
+    ("tiered", "kvref.token_store.SlotStore.put", "self._stored = Quantized(", "Quantized("),
     ("kernels", "kvref.backend.ReferenceBackend.scatter", "store = at(store)", "at(store)"),
     ("attention", "kvref.backend.ReferenceBackend.attend", "out = at(out)", "at(out)"),
 ]

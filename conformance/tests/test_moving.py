@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import kvref
-from kvref import transfer
-from kvref.contents import PIECE
+from kvref import serialization
 from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, PositionOutOfRange
+from kvref.snapshot import CHUNK_BYTES
 
 READ = """
 import sys, numpy as np, kvref
@@ -85,7 +85,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
         file.write(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(transfer, "write", full)
+    monkeypatch.setattr(serialization, "write", full)
     with pytest.raises(OSError, match="No space"):
         kvref.save(quantized(2), tmp_path / "file")
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
@@ -95,11 +95,11 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
 def test_no_second_copy_is_held(tmp_path):
     sizes = {"capacity": 8192, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # 16 MiB of codes
     cache, other = (quantized(tokens, kvref.backend("numpy"), **sizes) for tokens in (8192, 1))
-    pieces = 3 * PIECE  # one read or written, one checksummed, one on its way to the slots
+    chunks = 3 * CHUNK_BYTES  # one read or written, one checksummed, one on its way to the slots
     for most, move in (
-        (pieces, lambda: kvref.save(cache, tmp_path / "file")),
+        (chunks, lambda: kvref.save(cache, tmp_path / "file")),
         # old contents stay until the whole file was read
-        (pieces + other.memory_bytes, lambda: kvref.load(other, tmp_path / "file")),
+        (chunks + other.memory_bytes, lambda: kvref.load(other, tmp_path / "file")),
     ):
         tracemalloc.start()
         move()

@@ -5,7 +5,7 @@ import pytest
 
 import kvref
 from kvref import errors
-from kvref.rotary import Rotary
+from kvref.rope import Rotary
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import kvref
-from kvref.blocks import BlockPool
-from kvref.prefix import FindablePool
+from kvref.block_pool import BlockPool
+from kvref.prefix import IndexedBlockPool
 from kvref_conformance.conversation.exchange import Request
 from kvref_conformance.families.prefix.kept import Kept
 from kvref_conformance.implementations.backends import OnBackend
@@ -15,69 +15,69 @@ from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select
 
 
-class FindsTheNewest(FindablePool):
+class FindsTheNewest(IndexedBlockPool):
     """Prefers the newest of several copies."""
 
     def find(self, key):
-        found = self._found.get(key)
+        found = self._index.get(key)
         return found[-1] if found else None
 
 
-class ForgetsWhatFollows(FindablePool):
+class ForgetsWhatFollows(IndexedBlockPool):
     """Blocks after a lost block become uncached, as in a tree."""
 
     def __init__(self, num_blocks):
         super().__init__(num_blocks)
         self.behind = {}
 
-    def _lose(self, block):
-        lost = [found.key for found in self._parts[block]]
-        super()._lose(block)
+    def _remove_from_index(self, block):
+        lost = [found.key for found in self._entries_of_block[block]]
+        super()._remove_from_index(block)
         while lost:
             key = lost.pop()
-            if key not in self._found:
+            if key not in self._index:
                 for follower in self.behind.get(key, ()):
-                    for found in list(self._found.get(follower, ())):
+                    for found in list(self._index.get(follower, ())):
                         lost.append(follower)
                         self._forget(found)
 
     def _forget(self, found):
-        self._found[found.key].remove(found)
-        if not self._found[found.key]:
-            del self._found[found.key]
+        self._index[found.key].remove(found)
+        if not self._index[found.key]:
+            del self._index[found.key]
         for block in found.blocks.tolist():
-            self._parts[block].remove(found)
-            if not self._parts[block]:
-                del self._parts[block]
-                if block in self._waiting:
-                    del self._waiting[block]
-                    BlockPool._give_back(self, np.array([block], np.int32))
+            self._entries_of_block[block].remove(found)
+            if not self._entries_of_block[block]:
+                del self._entries_of_block[block]
+                if block in self._evictable:
+                    del self._evictable[block]
+                    BlockPool._return_blocks(self, np.array([block], np.int32))
 
 
-class TakesTheNewest(FindablePool):
-    def _take(self, count):
+class TakesTheNewest(IndexedBlockPool):
+    def _pop_free_blocks(self, count):
         taken = []
         while len(taken) < count:
-            if self._waiting:
-                block, _ = self._waiting.popitem()
-                self._lose(block)
+            if self._evictable:
+                block, _ = self._evictable.popitem()
+                self._remove_from_index(block)
                 taken.append(block)
             else:
-                taken += BlockPool._take(self, 1).tolist()
+                taken += BlockPool._pop_free_blocks(self, 1).tolist()
         return np.array(taken, np.int32)
 
 
-class TakesAny(FindablePool):
-    def _take(self, count):
+class TakesAny(IndexedBlockPool):
+    def _pop_free_blocks(self, count):
         rng, taken = np.random.default_rng(self.num_free), []
         while len(taken) < count:
-            if self._waiting and (rng.random() < 0.5 or not BlockPool.num_free.fget(self)):
-                block = int(rng.choice(list(self._waiting)))
-                del self._waiting[block]
-                self._lose(block)
+            if self._evictable and (rng.random() < 0.5 or not BlockPool.num_free.fget(self)):
+                block = int(rng.choice(list(self._evictable)))
+                del self._evictable[block]
+                self._remove_from_index(block)
                 taken.append(block)
             else:
-                taken += BlockPool._take(self, 1).tolist()
+                taken += BlockPool._pop_free_blocks(self, 1).tolist()
         return np.array(taken, np.int32)
 
 
@@ -85,13 +85,13 @@ class Merges(kvref.PrefixCache):
     """Equal blocks are merged when they are committed: the existing one stays."""
 
     def commit(self, sequence, tokens):
-        known = len(self._told[int(sequence)].keys) if int(sequence) in self._told else 0
+        known = len(self._committed[int(sequence)].keys) if int(sequence) in self._committed else 0
         super().commit(sequence, tokens)
         table, layers = self._table(sequence), range(self.config.num_layers)
-        for entry, key in enumerate(self._told[int(sequence)].keys[known:], known):
+        for entry, key in enumerate(self._committed[int(sequence)].keys[known:], known):
             there, own = self.pool.find(key), self._tables.at(table, np.arange(len(layers)), entry)
             if there is not None and not np.array_equal(there.blocks, own):
-                mine = next(found for found in self.pool._found[key] if np.array_equal(found.blocks, own))
+                mine = next(found for found in self.pool._index[key] if np.array_equal(found.blocks, own))
                 ForgetsWhatFollows._forget(self.pool, mine)
                 self.pool.share_many(there.blocks)
                 for layer, block in zip(layers, there.blocks.tolist(), strict=True):
@@ -102,7 +102,7 @@ class Merges(kvref.PrefixCache):
 class Tree(kvref.PrefixCache):
     def commit(self, sequence, tokens):
         super().commit(sequence, tokens)
-        keys = self._told[int(sequence)].keys
+        keys = self._committed[int(sequence)].keys
         for one, other in pairwise(keys):
             self.pool.behind.setdefault(one, set()).add(other)
 
@@ -117,7 +117,7 @@ class TakesAnyOfATree(ForgetsWhatFollows, TakesAny):
 
 ANY_ORDER = {"other_eviction_order": True}
 CHOICES = {
-    "the newest copy": (kvref.PrefixCache, FindsTheNewest, {}), "merges": (Merges, FindablePool, {}),
+    "the newest copy": (kvref.PrefixCache, FindsTheNewest, {}), "merges": (Merges, IndexedBlockPool, {}),
     "merges with the newest": (Merges, FindsTheNewest, {}), "a tree": (Tree, ForgetsWhatFollows, {}),
     "the newest goes first": (kvref.PrefixCache, TakesTheNewest, ANY_ORDER), "any goes": (kvref.PrefixCache, TakesAny, ANY_ORDER),
     "any goes of a tree that merges": (MergingTree, TakesAnyOfATree, ANY_ORDER),

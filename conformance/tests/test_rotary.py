@@ -8,7 +8,7 @@ import pytest
 
 from kvref.backend import backend
 from kvref.errors import ConfigError
-from kvref.rotary import BOUND, LAYOUTS, Rotary
+from kvref.rope import BOUND, LAYOUTS, Rotary
 
 getcontext().prec = 60
 UNDERFLOW = 2.0**-149

@@ -14,7 +14,7 @@ __all__ = ["kvref"]
 
 WRONG = """
 import kvref
-from kvref.blocks import BlockTables
+from kvref.block_tables import BlockTables
 from kvref_conformance.implementations.backends import OnBackend
 
 class Tables(BlockTables):

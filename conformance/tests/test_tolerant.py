@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvref.backend import ReferenceBackend
-from kvref.formats import FORMATS, Quantized, affine, ggml, grouped, rotated, symmetric
+from kvref.formats import FORMATS, Quantized, ggml, group_scales, hadamard, row_scales, token_scales
 from kvref.formats.base import finite_rows
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
@@ -42,8 +42,8 @@ def failed(implementation, wanted="*"):
 @pytest.fixture
 def implementation(monkeypatch):
     def make(level, rounding=np.round):
-        monkeypatch.setattr(symmetric.SymmetricRow, "quantize", by_reciprocals(rounding))
-        for module in (affine, grouped, ggml):
+        monkeypatch.setattr(row_scales.SymmetricRow, "quantize", by_reciprocals(rounding))
+        for module in (token_scales, group_scales, ggml):
             monkeypatch.setattr(module, "round_half_away", rounding)
         made = OnBackend(ReferenceBackend())
         made.level = level
@@ -70,14 +70,14 @@ def test_a_wrong_rounding_is_not_tolerant(implementation, rounding):
 
 @pytest.mark.extended
 def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
-    quantize = symmetric.SymmetricRow.quantize
+    quantize = row_scales.SymmetricRow.quantize
 
     def narrow(self, rows):
         stored = quantize(self, rows)
         with np.errstate(over="ignore"):
             return stored._replace(scale=stored.scale.astype(np.float16).astype(np.float32))
 
-    monkeypatch.setattr(symmetric.SymmetricRow, "quantize", narrow)
+    monkeypatch.setattr(row_scales.SymmetricRow, "quantize", narrow)
     made = OnBackend(ReferenceBackend())
     made.level = "tolerant"
     assert {"FMT-LEVEL-02", "FMT-INT8-01"} <= failed(made, "FMT-*")
@@ -85,7 +85,7 @@ def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
 
 @pytest.mark.extended
 def test_another_limit_is_not_tolerant(monkeypatch):
-    monkeypatch.setitem(FORMATS, "int8", dataclasses.replace(symmetric.int8, limit=128.0))
+    monkeypatch.setitem(FORMATS, "int8", dataclasses.replace(row_scales.int8, limit=128.0))
     made = OnBackend(ReferenceBackend())
     made.level = "tolerant"
     assert "FMT-INT8-01" in failed(made, "FMT-*")
@@ -98,16 +98,16 @@ def rotated_by(monkeypatch, worth):
     """Rotations as a product with the matrix, and dequantized rows times a number."""
 
     def product(x):
-        block = rotated.block_of(x.shape[-1])
+        block = hadamard.block_of(x.shape[-1])
         signs = np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(block)] for i in range(block)])
         terms = np.reshape(x, (-1, 1, block)) * (signs / block**0.5).astype(np.float32)
         return terms.sum(axis=2).reshape(x.shape)  # on some processors BLAS adds in another order if there are other rows
 
     monkeypatch.setattr(
-        rotated, "hadamard", lambda x: product(np.asarray(x)) if x.size and rotated.block_of(x.shape[-1]) > 1 else x
+        hadamard, "hadamard", lambda x: product(np.asarray(x)) if x.size and hadamard.block_of(x.shape[-1]) > 1 else x
     )
-    read = rotated.Rotated.dequantize
-    monkeypatch.setattr(rotated.Rotated, "dequantize", lambda self, *of: read(self, *of) * np.float32(worth(self.name)))
+    read = hadamard.HadamardFormat.dequantize
+    monkeypatch.setattr(hadamard.HadamardFormat, "dequantize", lambda self, *of: read(self, *of) * np.float32(worth(self.name)))
 
 
 @pytest.mark.extended

@@ -5,8 +5,8 @@ import pytest
 
 import kvref
 from kvref import errors
-from kvref.blocks import BlockTables
-from kvref.rotary import Rotary
+from kvref.block_tables import BlockTables
+from kvref.rope import Rotary
 
 
 def paged(kind=kvref.PagedCache, tokens=5):

@@ -25,10 +25,11 @@ PARTS = {
         "prefix.py": "blocks cached by their tokens",
         "quantized.py": "one scale per row", "tiered.py": "recent tokens exact, old quantized",
         "pooled.py": "blocks from a buffer pool", "sharded.py": "heads and tokens split over ranks",
-        "blocks.py": "block pool and block tables", "buffers.py": "buffer pool with five sizes",
+        "block_pool.py": "free blocks and references", "block_tables.py": "blocks per sequence and layer",
+        "buffers.py": "buffer pool with five sizes",
         "attention.py": "softmax(scale q k') v",
         "canary": "models that reveal wrong KV reads", "engine.py": "minimal inference engine",
-        "rotary.py": "rotary embedding of keys", "formats": "storage formats of rows",
+        "rope.py": "rotary embedding of keys", "formats": "storage formats of rows",
         "backend.py": "reference kernels",
     },
 }  # fmt: skip

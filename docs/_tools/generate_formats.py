@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from kvref.formats.group_scales import GroupFormat
 
 from kvref import get_format
 from kvref.array import ITEM_BYTES
 from kvref.formats import FORMATS, Format
 from kvref.formats.base import stored_as
-from kvref.formats.grouped import Groups
 
 WIDTH, ROWS = 128, 2000
 # mean by channel: these channels are far from zero in every token, as in the keys of models
@@ -21,7 +21,7 @@ TIMED = ("numpy", "torch-compiled")
 
 def listed_formats() -> list[Format]:
     """Return the formats to show: of FMT-GROUP only those with float16 scales. A given scale is 1.0."""
-    return [each for each in FORMATS.values() if not isinstance(each, Groups) or each.scale.name == "float16"]
+    return [each for each in FORMATS.values() if not isinstance(each, GroupFormat) or each.scale.name == "float16"]
 
 
 def bits_per_value(format: Format) -> float:

@@ -25,10 +25,10 @@ CANARIES = {
     "all 32 pairs, theta 30,000": Canary(offsets=(200, 300), num_pairs=32, theta=30_000.0),
 }
 HALF = 2.0**-11  # unit roundoff of float16, in which llama.cpp computes
-# The maximum of |q e| / |q k| for key errors e, as in kvref.canary.shape. A q type stores 32 numbers with one step size. q8_0:
-# 1/127 of the largest magnitude. q5_1, q4_1: 1/31, 1/15 of the distance between the smallest and the largest number. q5_0, q4_0:
-# 1/16, 1/8 of the largest magnitude, where the other end of the range is cut off by a whole step. llama.cpp quantizes queries as
-# q8, too.
+# The maximum of |q e| / |q k| for key errors e, as in kvref.canary.dimensions. A q type stores 32 numbers with one step size.
+# q8_0: 1/127 of the largest magnitude. q5_1, q4_1: 1/31, 1/15 of the distance between the smallest and the largest number.
+# q5_0, q4_0: 1/16, 1/8 of the largest magnitude, where the other end of the range is cut off by a whole step. llama.cpp quantizes
+# queries as q8, too.
 QUERY = math.sqrt(2) / 254
 KEY_ERRORS = {
     "f16": HALF,

@@ -11,9 +11,8 @@ newest part of the token that it attends to into the next part. All parts have t
 RMS norm can undo the norm.
 """
 
+from kvref.canary.dimensions import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary, sized
 from kvref.canary.oracle import Oracle
-from kvref.canary.shape import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary
-from kvref.canary.sized import sized
 from kvref.canary.weights import Weights, weights
 
 __all__ = ["BLANK", "BOS", "EOS", "FIRST_WORD", "UNKNOWN", "Canary", "Oracle", "Weights", "sized", "weights"]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.attention import Sight
-from kvref.canary.shape import LEAK, ROUNDINGS, SHARPNESS, Canary
+from kvref.canary.dimensions import LEAK, ROUNDINGS, SHARPNESS, Canary
 
 UNCERTAIN = -2  # a digit that depends on rounding
 

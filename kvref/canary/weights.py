@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from kvref.canary.shape import BLANK, CONSTANT, EPSILON, FIRST_WORD, KEY, LOUDNESS, SHARPNESS, Canary
+from kvref.canary.dimensions import BLANK, CONSTANT, EPSILON, FIRST_WORD, KEY, LOUDNESS, SHARPNESS, Canary
 
 Weights = dict[str, NDArray[np.float32]]
 

@@ -14,16 +14,16 @@ Formats whose names end with `_hadamard` rotate rows before they quantize them.
 from collections.abc import Collection
 
 from kvref.errors import ConfigError
-from kvref.formats.affine import q4, q8
 from kvref.formats.base import Format, Quantized
 from kvref.formats.casts import bfloat16, float16, float32
 from kvref.formats.ggml import GGML_TYPES
-from kvref.formats.grouped import GROUPS
+from kvref.formats.group_scales import GROUPS
+from kvref.formats.hadamard import HadamardFormat
 from kvref.formats.microscaling import MICROSCALED
-from kvref.formats.rotated import Rotated
+from kvref.formats.row_scales import float8_e4m3fn, float8_e5m2, int8
 from kvref.formats.small_float import ELEMENTS, SmallFloat
-from kvref.formats.static import STATIC, StaticFloat8
-from kvref.formats.symmetric import float8_e4m3fn, float8_e5m2, int8
+from kvref.formats.static_scales import STATIC, StaticFloat8
+from kvref.formats.token_scales import q4, q8
 
 __all__ = ["FORMATS", "Format", "Quantized", "SmallFloat", "element_format", "get_format", "of_keys_and_values"]
 
@@ -32,7 +32,7 @@ _PLAIN: tuple[Format, ...] = (
     *GGML_TYPES, *MICROSCALED, *GROUPS, *STATIC,
 )  # fmt: skip
 _BY_NAME = {each.name: each for each in _PLAIN}
-ROTATED = tuple(Rotated(_BY_NAME[name]) for name in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
+ROTATED = tuple(HadamardFormat(_BY_NAME[name]) for name in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
 FORMATS: dict[str, Format] = _BY_NAME | {each.name: each for each in ROTATED}
 _OF_GROUPS = {each.name for each in GROUPS}
 GROUP_NAMES = "{int,uint}{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}"  # the names of GROUPS, short, for messages

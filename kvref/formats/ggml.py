@@ -178,7 +178,7 @@ class IQ4NL(GGML):
 
 
 def _over(numerator: Array, divisor: float) -> Array:
-    """numerator / divisor, with an array as the divisor: see kvref.formats.symmetric."""
+    """numerator / divisor, with an array as the divisor: see kvref.formats.row_scales."""
     return numerator / array_namespace(numerator).full_like(numerator, divisor)
 
 

@@ -11,7 +11,7 @@ import kvref
 from kvref.array import ITEM_BYTES, Array
 from kvref.formats import element_format
 from kvref.formats.base import stored_as
-from kvref.formats.grouped import Groups
+from kvref.formats.group_scales import GroupFormat
 from kvref_conformance.bench import rivals
 from kvref_conformance.bench.contest import HOST, Contest, Entry, Place
 from kvref_conformance.bench.rivals import BLOCK_SIZE
@@ -56,7 +56,7 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
         if asked(title := "copy 16-token blocks"):  # one half onto the other
             yield _contest(title, shape, rows.nbytes, rows, backends, _copy, blocks[: len(blocks) // 2 * 2])
         for name, format in kvref.FORMATS.items():
-            one_of_many = isinstance(format, Groups) and (format.group, format.scale.name) != (64, "float32")
+            one_of_many = isinstance(format, GroupFormat) and (format.group, format.scale.name) != (64, "float32")
             if name == "float32" or one_of_many or dim % (format.group or 1):
                 continue
             width = heads * dim if format.granularity == "token" else dim

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 import kvref
-from kvref.contents import PIECE
+from kvref.snapshot import CHUNK_BYTES
 from kvref_conformance.bench.contest import machine
 
 LAYERS, HEADS, DIM, BLOCK = 8, 8, 128, 16
@@ -42,16 +42,16 @@ def empty(backend: kvref.Backend, dtype: str, tokens: int) -> kvref.PagedCache:
 
 
 def write_plainly(path: Path, size: int) -> None:
-    piece = np.random.default_rng(0).bytes(PIECE)
+    piece = np.random.default_rng(0).bytes(CHUNK_BYTES)
     with open(path, "wb") as file:
-        for start in range(0, size, PIECE):
+        for start in range(0, size, CHUNK_BYTES):
             file.write(piece[: size - start])
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_plainly(path: Path) -> None:
-    into = memoryview(bytearray(PIECE))
+    into = memoryview(bytearray(CHUNK_BYTES))
     with open(path, "rb", buffering=0) as file:
         while file.readinto(into):
             pass

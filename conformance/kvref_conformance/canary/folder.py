@@ -9,7 +9,7 @@ import numpy as np
 
 import kvref
 from kvref.canary import BOS, EOS, UNKNOWN, Canary, Weights
-from kvref.canary.shape import EPSILON
+from kvref.canary.dimensions import EPSILON
 from kvref.errors import ConfigError
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.canary.architectures import ARCHITECTURES

@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from kvref.canary import BLANK, FIRST_WORD, Canary, Weights, weights
-from kvref.canary.shape import CONSTANT, EPSILON
+from kvref.canary.dimensions import CONSTANT, EPSILON
 from kvref.errors import ConfigError
 from kvref_conformance.arrays import NDArray
 

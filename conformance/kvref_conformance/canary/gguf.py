@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvref.canary import BOS, EOS, UNKNOWN, Canary, weights
-from kvref.canary.shape import EPSILON
+from kvref.canary.dimensions import EPSILON
 from kvref.errors import ConfigError
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.canary.folder import SIZES, numbers, sizes

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
-from kvref.canary.shape import KEY_ERRORS, ROUNDOFF
+from kvref.canary.dimensions import KEY_ERRORS, ROUNDOFF
 from kvref.errors import ConfigError
 from kvref_conformance.canary import folder, gguf, words
 from kvref_conformance.outcome import CannotRun

@@ -12,8 +12,8 @@ from kvref.canary import sized
 from kvref.engine import Engine
 from kvref.errors import SlotOutOfRange, in_range, whole
 from kvref.formats import FORMATS, element_format, get_format
-from kvref.inputs import accept, accept_pair
-from kvref.slots import TokenStore
+from kvref.token_store import TokenStore
+from kvref.validation import accept, accept_pair
 from kvref_conformance.interface import Level
 from kvref_conformance.oracle.formats import STATIC
 

@@ -3,12 +3,12 @@
 from bugs.plant import bug, in_source
 from kvref.formats import Quantized
 from kvref.latent import LatentCache
-from kvref.slots import SlotStore
 from kvref.tiered import TieredCache
+from kvref.token_store import SlotStore
 from kvref.windowed import WindowedCache
 
 STEP = "kvref.windowed.WindowedCache.step"
-SETTLE, ADOPT = "kvref.tiered.TieredCache._settle", "kvref.tiered.TieredCache._adopt"
+SETTLE, ADOPT = "kvref.tiered.TieredCache._migrate", "kvref.tiered.TieredCache._set_policy"
 WRITE = "kvref.windowed.WindowedCache._write"
 
 
@@ -94,7 +94,7 @@ def keys_have_the_scales_of_values(patch):
 
 @bug("TIER-17")
 def codes_move_on_without_their_scales(patch):
-    only_codes_are_put(patch, TieredCache, "_settle", lambda cache: cache.total_tokens > 6)
+    only_codes_are_put(patch, TieredCache, "_migrate", lambda cache: cache.total_tokens > 6)
 
 
 @bug("TIER-17")
@@ -118,7 +118,7 @@ def the_scales_of_what_went_stay(patch):
 def tokens_that_move_on_are_quantized_twice(patch):
     in_source(
         patch, SETTLE, "target.write(keys, values)",
-        "store = target.runs[-1].store\n            target.write(*store.dequantized(store.quantized(keys, values)))",
+        "store = target.segments[-1].store\n            target.write(*store.dequantized(store.quantized(keys, values)))",
     )  # fmt: skip
 
 
@@ -126,11 +126,11 @@ def tokens_that_move_on_are_quantized_twice(patch):
 def the_store_is_read_with_the_scales_of_values(patch):
     """Only for the first part of a batch that spans two runs; otherwise every check would notice it."""
     in_source(
-        patch, "kvref.tiers.Tier.read", "yield run.store.read(run.slots(first, last))",
-        """slots = run.slots(first, last)
-            keys, values = run.store.keys.stored(slots), run.store.values.stored(slots)
-            keys = type(keys)(keys.codes, *values[1:]) if len(self.runs) > 1 else keys
-            yield run.store.dequantized((keys, values))""",
+        patch, "kvref.tier_queue.Tier.read", "yield segment.store.read(segment.slots(first, last))",
+        """slots = segment.slots(first, last)
+            keys, values = segment.store.keys.stored(slots), segment.store.values.stored(slots)
+            keys = type(keys)(keys.codes, *values[1:]) if len(self.segments) > 1 else keys
+            yield segment.store.dequantized((keys, values))""",
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def a_new_format_is_for_what_is_stored_too(patch):
         held = list(store.read(0, len(store)))
         update(self, **changes)
         if "store_format" in changes and held:
-            store.let_go(sum(len(keys) for keys, _ in held))
+            store.remove_oldest(sum(len(keys) for keys, _ in held))
             for keys, values in held:
                 store.write(keys, values)
 
@@ -154,7 +154,7 @@ def a_new_format_is_for_what_is_stored_too(patch):
 def every_scale_is_counted_as_four_bytes(patch):
     in_source(
         patch,
-        "kvref.slots.SlotStore.token_bytes",
+        "kvref.token_store.SlotStore.token_bytes",
         "ITEM_BYTES[dtype] * prod(shape)",
         "max(ITEM_BYTES[dtype], 4 * (shape != self._parts[0][0])) * prod(shape)",
     )
@@ -162,18 +162,18 @@ def every_scale_is_counted_as_four_bytes(patch):
 
 @bug("TIER-18")
 def what_a_store_cannot_hold_is_found_at_migration(patch):
-    patch.setattr("kvref.tiered.check_way", lambda keys, values, stores: None)
+    patch.setattr("kvref.tiered.check_migration", lambda keys, values, stores: None)
 
 
 @bug("TIER-18")
 def the_first_tier_alone_is_looked_at(patch):
-    check_way = TieredCache.append.__globals__["check_way"]
-    patch.setattr("kvref.tiered.check_way", lambda keys, values, stores: check_way(keys, values, stores[:1]))
+    check_migration = TieredCache.append.__globals__["check_migration"]
+    patch.setattr("kvref.tiered.check_migration", lambda keys, values, stores: check_migration(keys, values, stores[:1]))
 
 
 @bug("TIER-18")
 def a_new_policy_is_not_held_against_what_is_there(patch):
-    in_source(patch, ADOPT, "check_way(keys, values, way)", "pass")
+    in_source(patch, ADOPT, "check_migration(keys, values, later)", "pass")
 
 
 @bug("TIER-18")

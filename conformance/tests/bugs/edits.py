@@ -5,9 +5,9 @@ import numpy as np
 from bugs.plant import bug, hidden, in_source
 from kvref.contiguous import ContiguousCache
 from kvref.quantized import QuantizedCache
-from kvref.slots import SlotStore
+from kvref.tier_queue import Tier
 from kvref.tiered import TieredCache
-from kvref.tiers import Tier
+from kvref.token_store import SlotStore
 
 CONTIGUOUS = "kvref.contiguous.ContiguousCache"
 QUANTIZED = "kvref.quantized.QuantizedCache"
@@ -169,11 +169,11 @@ def a_token_takes_the_scale_of_the_one_that_went(patch):
 
 @bug("EDIT-01")
 def the_oldest_tokens_go_and_not_the_newest(patch):
-    def take_back(self, count):
-        Tier.let_go(self, count)
+    def remove_newest(self, count):
+        Tier.remove_oldest(self, count)
         return count
 
-    patch.setattr(Tier, "take_back", take_back)
+    patch.setattr(Tier, "remove_newest", remove_newest)
 
 
 @hidden("tiered", "EDIT-01")
@@ -233,20 +233,25 @@ def a_refused_length_has_cut_the_tail_already(patch):
         patch,
         f"{TIERED}.truncate",
         "if length < self._moved_at:",
-        "if length < self._moved_at:\n            self._tiers[0].take_back(1)",
+        "if length < self._moved_at:\n            self._tiers[0].remove_newest(1)",
     )
 
 
 @bug("EDIT-04")
 def only_the_first_block_past_a_truncation_is_freed(patch):
-    in_source(patch, "kvref.sequences.Holders._cut", "self._tables.cut(table, entries)", "self._tables.cut(table, entries)[:1]")
+    in_source(
+        patch,
+        "kvref.block_sequences.BlockOwner._set_lengths",
+        "self._tables.cut(table, entries)",
+        "self._tables.cut(table, entries)[:1]",
+    )
 
 
 @bug("EDIT-05")
 def a_truncation_frees_blocks_that_others_share(patch):
     in_source(
         patch,
-        "kvref.sequences.Holders._cut",
+        "kvref.block_sequences.BlockOwner._set_lengths",
         "self.pool.free_many(self._tables.cut(table, entries))",
         "for block in self._tables.cut(table, entries).tolist():\n"
         "        for _ in range(self.pool.references(block)):\n            self.pool.free(block)",

@@ -3,15 +3,15 @@
 import numpy as np
 
 from bugs.plant import bug, hidden, in_source
-from kvref.formats.rotated import Rotated, hadamard
-from kvref.formats.static import StaticFloat8
+from kvref.formats.hadamard import HadamardFormat, hadamard
+from kvref.formats.static_scales import StaticFloat8
 from kvref.grouped import GroupedCache
 from kvref.latent import LatentCache
 from kvref.paged import PagedCache
 from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache
-from kvref.slots import SlotStore, TokenStore
 from kvref.tiered import TieredCache
+from kvref.token_store import SlotStore, TokenStore
 from kvref.windowed import WindowedCache
 
 MADE = "kvref.paged.PagedCache.__init__"
@@ -35,7 +35,7 @@ def during(patch, cache, operation, method, instead):
 def as_it_lies(store, right, stored):
     """Return rows in rotated form, without the inverse rotation."""
     values = right(store, stored)
-    return hadamard(values) if isinstance(store.format, Rotated) else values
+    return hadamard(values) if isinstance(store.format, HadamardFormat) else values
 
 
 @bug("PAGED-18")
@@ -61,7 +61,7 @@ def groups_are_attended_to_as_they_lie(patch):
 @bug("TIER-17")
 @hidden("tiered", "TIER-10")
 def tokens_move_on_as_they_lie(patch):
-    during(patch, TieredCache, "_settle", "dequantized", as_it_lies)
+    during(patch, TieredCache, "_migrate", "dequantized", as_it_lies)
 
 
 @bug("MLA-06")
@@ -77,7 +77,7 @@ def latent_and_rope_part_are_rotated_each_by_itself(patch):
     def of_halves(store):
         """Rotate both parts separately in these stores."""
         rank = next((rank for each, rank in latent if each is store), None)
-        if rank is None or not isinstance(store.format, Rotated):
+        if rank is None or not isinstance(store.format, HadamardFormat):
             return None
         return lambda rows: np.concatenate([hadamard(rows[..., :rank]), hadamard(rows[..., rank:])], axis=-1)
 
@@ -190,7 +190,7 @@ def what_was_found_is_read_as_it_lies(patch):
 
     def gathered(self, sequence, layer):
         keys, values = gather(self, sequence, layer)
-        rotated = isinstance(self._store.format, Rotated) and sequence in getattr(self, "found", ())
+        rotated = isinstance(self._store.format, HadamardFormat) and sequence in getattr(self, "found", ())
         return (hadamard(keys), hadamard(values)) if rotated else (keys, values)
 
     patch.setattr(PrefixCache, "begin", remembering)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bugs.plant import bug, in_source
-from kvref.formats import Quantized, ggml, grouped, microscaling, packing
+from kvref.formats import Quantized, ggml, group_scales, microscaling, packing
 
 
 @bug("FMT-SMALL-01")
@@ -11,7 +11,7 @@ def codes_lie_high_bits_first(patch):
     def swapped(codes):
         return np.packbits(np.unpackbits(codes, axis=-1)[..., ::-1], axis=-1)[..., ::-1]
 
-    for module in (grouped, microscaling):
+    for module in (group_scales, microscaling):
         patch.setattr(module, "pack", lambda codes, bits: swapped(packing.pack(codes, bits)) if bits < 8 else codes)
         patch.setattr(
             module, "unpack", lambda codes, bits, width: packing.unpack(swapped(codes) if bits < 8 else codes, bits, width)
@@ -21,20 +21,20 @@ def codes_lie_high_bits_first(patch):
 @bug("FMT-GROUP-01", "FMT-GROUP-06")
 def a_row_has_one_scale(patch):
     in_source(
-        patch, "kvref.formats.grouped.Groups.quantize", "xp.max(xp.abs(x), axis=-1)",
+        patch, "kvref.formats.group_scales.GroupFormat.quantize", "xp.max(xp.abs(x), axis=-1)",
         "0 * zero + xp.max(xp.abs(x), axis=(-1, -2))[..., None]"
     )  # fmt: skip
 
 
 @bug("FMT-GROUP-01")
 def the_least_scale_of_float16_is_that_of_float32(patch):
-    patch.setitem(grouped.LEAST, "float16", 2.0**-23)
+    patch.setitem(group_scales.LEAST, "float16", 2.0**-23)
 
 
 @bug("FMT-GROUP-02", "FMT-GROUP-05")
 def codes_are_made_with_what_was_not_rounded_yet(patch):
     in_source(
-        patch, "kvref.formats.grouped.Groups.quantize", "xp.broadcast_to(scale[..., None], x.shape)",
+        patch, "kvref.formats.group_scales.GroupFormat.quantize", "xp.broadcast_to(scale[..., None], x.shape)",
         "xp.maximum(reach / top, 1e-20)[..., None]"
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def codes_are_made_with_what_was_not_rounded_yet(patch):
 @bug("FMT-GROUP-02")
 def the_last_code_is_one_too_far(patch):
     in_source(
-        patch, "kvref.formats.grouped.Groups.quantize", "-float(self.top), float", "-float(self.top) - 1, float",
+        patch, "kvref.formats.group_scales.GroupFormat.quantize", "-float(self.top), float", "-float(self.top) - 1, float",
         "round_half_away(quotient)", "round_half_away(quotient - 0.26)",
     )  # fmt: skip
 
@@ -54,19 +54,19 @@ def a_last_group_is_filled_with_zeros(patch):
         wide = np.concatenate([rows, np.zeros((*rows.shape[:-1], more), rows.dtype)], axis=-1)
         return wide.reshape(*rows.shape[:-1], -1, group)
 
-    for module in (grouped, microscaling, ggml):
+    for module in (group_scales, microscaling, ggml):
         patch.setattr(module, "in_groups", filled)
 
 
 @bug("FMT-GROUP-04")
 def values_are_read_with_the_next_groups_scale(patch):
-    numbers = grouped.Groups._numbers
+    numbers = group_scales.GroupFormat._numbers
 
     def rolled(self, stored, width):
         codes, scale, zero = numbers(self, stored, width)
         return codes, np.roll(scale, 1, axis=-2), zero
 
-    patch.setattr(grouped.Groups, "_numbers", rolled)
+    patch.setattr(group_scales.GroupFormat, "_numbers", rolled)
 
 
 @bug("FMT-GGML-01")
@@ -228,7 +228,7 @@ def a_least_value_of_zero_has_no_sign(patch):
 
 @bug("FMT-GROUP-01")
 def a_zero_keeps_its_sign(patch):
-    in_source(patch, "kvref.formats.grouped.Groups.quantize", "xp.min(x, axis=-1) + 0.0", "-xp.max(-x, axis=-1)")
+    in_source(patch, "kvref.formats.group_scales.GroupFormat.quantize", "xp.min(x, axis=-1) + 0.0", "-xp.max(-x, axis=-1)")
 
 
 @bug("FMT-MX-06")

@@ -3,18 +3,19 @@
 import numpy as np
 
 from bugs.plant import bug, hidden, in_source, real
-from kvref.blocks import BlockPool, BlockTables
+from kvref.block_pool import BlockPool
+from kvref.block_sequences import BlockOwner
+from kvref.block_tables import BlockTables
 from kvref.grouped import GroupedCache
-from kvref.prefix import FindablePool, Finder
-from kvref.sequences import Holders
+from kvref.prefix import IndexedBlockPool, PrefixIndexed
 
 STEP, ATTEND, FIND, BEGIN, COMMIT, SLOTS = (f"kvref.grouped.GroupedCache.{name}" for name in (
-    "step", "attend", "_find", "begin", "commit", "_slots",
+    "step", "attend", "_find_hit", "begin", "commit", "_slots",
 ))  # fmt: skip
 
 
 def unseen(patch, words):
-    in_source(patch, STEP, "self._unseen(length)", f"self._unseen({words})")
+    in_source(patch, STEP, "self._unseen_entries(length)", f"self._unseen_entries({words})")
 
 
 @bug("GROUP-01", "GROUP-02")
@@ -29,7 +30,7 @@ def two_groups_take_one_block(patch):
     def sharing(self, sequence, keys, values):
         step(self, sequence, keys, values)
         table = self._table(sequence)
-        for entry in range(self._tables.counts[table] if self.config.num_groups > 1 else 0):
+        for entry in range(self._tables.count(table) if self.config.num_groups > 1 else 0):
             block = int(self._tables.at(table, 1, np.array([entry]))[0])
             if self._tables.at(table, 0, np.array([entry]))[0] >= 0:
                 self._tables.replace(table, 0, entry, block)
@@ -84,7 +85,7 @@ def every_layer_sees_all_that_is_held(patch):
 
 @bug("GROUP-04")
 def what_is_no_longer_held_is_read(patch):
-    patch.setattr(GroupedCache, "_look_held", lambda self, *where: None)
+    patch.setattr(GroupedCache, "_check_not_released", lambda self, *where: None)
 
 
 @bug("GROUP-04")
@@ -99,24 +100,29 @@ def the_last_group_alone_says_what_is_found(patch):
 
 @bug("GROUP-05")
 def windows_are_asked_for_every_block(patch):
-    in_source(patch, FIND, "if (runs >= len(keys) - self._unseen(len(keys) * self.config.block_size)).all()",
+    in_source(patch, FIND, "if (runs >= len(keys) - self._unseen_entries(len(keys) * self.config.block_size)).all()",
               "if (runs >= len(keys)).all()")  # fmt: skip
 
 
 @bug("GROUP-05")
 def a_window_is_a_token_narrower_where_it_is_found(patch):
-    in_source(patch, FIND, "self._unseen(len(keys) * self.config.block_size)",
-              "self._unseen(len(keys) * self.config.block_size + 1)")  # fmt: skip
+    in_source(patch, FIND, "self._unseen_entries(len(keys) * self.config.block_size)",
+              "self._unseen_entries(len(keys) * self.config.block_size + 1)")  # fmt: skip
 
 
 @bug("GROUP-05")
 def what_one_group_committed_another_finds(patch):
-    patch.setattr("kvref.grouped._of_group", lambda key, group: key)
+    patch.setattr("kvref.grouped._group_key", lambda key, group: key)
 
 
 @bug("GROUP-05")
 def a_sequence_holds_all_that_was_found_of_it(patch):
-    in_source(patch, FIND, "np.arange(hit)[:, None] < self._unseen(hit * self.config.block_size)", "np.zeros(blocks.shape, bool)")
+    in_source(
+        patch,
+        FIND,
+        "np.arange(hit)[:, None] < self._unseen_entries(hit * self.config.block_size)",
+        "np.zeros(blocks.shape, bool)",
+    )
 
 
 @bug("GROUP-05")
@@ -131,7 +137,7 @@ def what_windows_find_is_held_by_no_one(patch):
 
 @bug("GROUP-06")
 def what_can_be_found_is_not_free(patch):
-    patch.setattr(FindablePool, "num_free", BlockPool.num_free)
+    patch.setattr(IndexedBlockPool, "num_free", BlockPool.num_free)
 
 
 @bug("GROUP-06")
@@ -142,7 +148,7 @@ def the_first_positions_are_taken_first(patch):
 
 @bug("GROUP-07")
 def any_length_is_left(patch):
-    patch.setattr(GroupedCache, "truncate", Finder.truncate)
+    patch.setattr(GroupedCache, "truncate", PrefixIndexed.truncate)
 
 
 @bug("GROUP-07")
@@ -161,13 +167,13 @@ def what_is_cut_off_stays_in_the_windows(patch):
     def cut(self, table, lengths):
         self._tables.lengths[table] = lengths
 
-    patch.setattr(Holders, "_cut", cut)
+    patch.setattr(BlockOwner, "_set_lengths", cut)
 
 
 @bug("PREFIX-14")
 def a_step_goes_to_a_block_that_can_be_found(patch):
-    patch.setattr(GroupedCache, "_kept", Holders._kept)
-    patch.setattr(GroupedCache, "_others", Holders._others)
+    patch.setattr(GroupedCache, "_needs_copy", BlockOwner._needs_copy)
+    patch.setattr(GroupedCache, "_copies_needed", BlockOwner._copies_needed)
 
 
 @hidden("grouped", "PREFIX-02")
@@ -175,7 +181,7 @@ def what_is_cut_off_stays_committed(patch):
     truncate = GroupedCache.truncate
 
     def remembering(self, sequence, length):
-        told = self._told.get(sequence)
+        told = self._committed.get(sequence)
         before = (told.tokens, list(told.keys)) if told else None
         truncate(self, sequence, length)
         if before:
@@ -208,5 +214,5 @@ def blocks_of_a_group_are_numbered_in_ten_bits(patch):
 
 @real("grouped")
 def what_a_window_gives_back_is_counted_in_a_byte(patch):
-    seen = GroupedCache._unseen
-    patch.setattr(GroupedCache, "_unseen", lambda self, length: np.minimum(seen(self, length), 127))
+    seen = GroupedCache._unseen_entries
+    patch.setattr(GroupedCache, "_unseen_entries", lambda self, length: np.minimum(seen(self, length), 127))

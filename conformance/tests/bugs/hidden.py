@@ -3,7 +3,7 @@
 import numpy as np
 
 from bugs.plant import hidden
-from kvref.blocks import BlockPool
+from kvref.block_pool import BlockPool
 from kvref.buffers import Buffer
 from kvref.contiguous import ContiguousCache
 from kvref.paged import PagedCache
@@ -73,7 +73,7 @@ def a_partly_filled_block_is_not_overwritten(patch):
 
 @hidden("paged", "LAW-04")
 def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
-    prepare, gather = PagedCache._prepare, PagedCache.gather
+    prepare, gather = PagedCache._make_writable, PagedCache.gather
 
     def noting(self, *what):
         try:
@@ -86,7 +86,7 @@ def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
         keys, values = gather(self, sequence, layer)
         return (keys[::-1], values[::-1]) if getattr(self, "ran_out", False) else (keys, values)
 
-    patch.setattr(PagedCache, "_prepare", noting)
+    patch.setattr(PagedCache, "_make_writable", noting)
     patch.setattr(PagedCache, "gather", swapped)
 
 

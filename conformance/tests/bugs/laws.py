@@ -6,8 +6,8 @@ import kvref
 from bugs.plant import bug, in_source
 from kvref import errors
 from kvref.backend import ReferenceBackend
-from kvref.blocks import BlockTables
-from kvref.formats import symmetric
+from kvref.block_tables import BlockTables
+from kvref.formats import row_scales
 from kvref.latent import LatentCache
 from kvref.paged import PagedCache
 
@@ -16,7 +16,7 @@ from kvref.paged import PagedCache
 def pages_are_kept_when_the_pool_runs_dry(patch):
     in_source(
         patch,
-        "kvref.paged.PagedCache._prepare",
+        "kvref.paged.PagedCache._make_writable",
         "> self.pool.num_free:",
         "> self.pool.num_free:\n        self.pool.allocate_many(self.pool.num_free)",
     )
@@ -24,17 +24,17 @@ def pages_are_kept_when_the_pool_runs_dry(patch):
 
 @bug("LAW-02", "QUANT-06", "FMT-AFF-03")
 def values_are_stored_as_keys(patch):
-    in_source(patch, "kvref.slots.TokenStore.quantized", "self.values.quantized(values)", "self.values.quantized(keys)")
+    in_source(patch, "kvref.token_store.TokenStore.quantized", "self.values.quantized(values)", "self.values.quantized(keys)")
 
 
 @bug("LAW-03", "BLOCK-04", "PAGED-07")
 def freed_blocks_are_lost(patch):
-    in_source(patch, "kvref.blocks.BlockPool._give_back", "self._num_free += len(blocks)", "pass")
+    in_source(patch, "kvref.block_pool.BlockPool._return_blocks", "self._num_free += len(blocks)", "pass")
 
 
 @bug("LAW-04", "QUANT-01")
 def the_scale_is_dropped(patch):
-    patch.setattr(symmetric.SymmetricRow, "dequantize", lambda self, stored, width: self.decode(stored.codes))
+    patch.setattr(row_scales.SymmetricRow, "dequantize", lambda self, stored, width: self.decode(stored.codes))
 
 
 @bug("LAW-05", "LAW-11")
@@ -90,8 +90,8 @@ def loaded_data_is_decoded_when_it_is_read(patch):
 
 @bug("LAW-09")
 def every_quantization_is_a_little_different(patch):
-    quantize, calls = symmetric.SymmetricRow.quantize, iter(range(10**9))
-    patch.setattr(symmetric.SymmetricRow, "quantize", lambda self, rows: quantize(self, rows * (1 + next(calls) % 7)))
+    quantize, calls = row_scales.SymmetricRow.quantize, iter(range(10**9))
+    patch.setattr(row_scales.SymmetricRow, "quantize", lambda self, rows: quantize(self, rows * (1 + next(calls) % 7)))
 
 
 @bug("LAW-10", "TIER-09")
@@ -148,7 +148,7 @@ def empty_appends_raise(patch):
 
 @bug("LAW-14")
 def nan_is_stored_as_zero(patch):
-    patch.setattr(symmetric, "finite_rows", np.nan_to_num)
+    patch.setattr(row_scales, "finite_rows", np.nan_to_num)
 
 
 @bug("LAW-15")
@@ -158,12 +158,12 @@ def strides_are_ignored(patch):
             values.ravel(order="K").reshape(values.shape)
         )  # fmt: skip
 
-    patch.setattr(kvref.inputs, "accept", in_memory_order)
+    patch.setattr(kvref.validation, "accept", in_memory_order)
 
 
 @bug("LAW-19", "LAW-11")
 def a_negative_number_of_blocks_is_given_back(patch):
-    in_source(patch, "kvref.blocks.BlockPool.allocate_many", 'in_range(count, None, PositionOutOfRange, "count")', "count")
+    in_source(patch, "kvref.block_pool.BlockPool.allocate_many", 'in_range(count, None, PositionOutOfRange, "count")', "count")
 
 
 @bug("LAW-19")
@@ -201,7 +201,7 @@ def sizes_are_kept_as_they_came(patch):
 
 @bug("LAW-20")
 def a_start_is_added_to_as_it_came(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "start = self._held(", "self._held(")
+    in_source(patch, "kvref.paged.PagedCache.write", "start = self._check_position(", "self._check_position(")
 
 
 @bug("PAGED-05")

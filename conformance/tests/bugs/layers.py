@@ -7,7 +7,7 @@ from kvref.attention import Sight
 from kvref.errors import PositionOutOfRange
 from kvref.grouped import GroupedCache
 from kvref.latent import LatentCache
-from kvref.prefix import PrefixCache, Told
+from kvref.prefix import CommittedTokens, PrefixCache
 from kvref.windowed import WindowedCache
 
 
@@ -88,7 +88,7 @@ def a_fork_of_a_salted_sequence_has_none(patch):
 
         def forking(self, sequence, fork=fork):
             child = fork(self, sequence)
-            self._told[child] = Told("", self._told[child].tokens, list(self._told[child].keys))
+            self._committed[child] = CommittedTokens("", self._committed[child].tokens, list(self._committed[child].keys))
             return child
 
         patch.setattr(cache, "fork", forking)
@@ -96,9 +96,9 @@ def a_fork_of_a_salted_sequence_has_none(patch):
 
 @bug("LAW-18")
 def all_tokens_of_a_long_prompt_are_found(patch):
-    find = GroupedCache._find
+    find = GroupedCache._find_hit
     patch.setattr(
-        GroupedCache, "_find", lambda self, tokens, salt: find(self, [*tokens, 0] if len(tokens) > 64 else tokens, salt)
+        GroupedCache, "_find_hit", lambda self, tokens, salt: find(self, [*tokens, 0] if len(tokens) > 64 else tokens, salt)
     )
 
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 
 from bugs.plant import bug, hidden, in_source
-from kvref import PagedCache, QuantizedCache, contents, paged, quantized, transfer
+from kvref import PagedCache, QuantizedCache, paged, quantized, serialization, snapshot
 from kvref.errors import FileDamaged
 
 
 @bug("MOVE-01")
 def no_scale_is_saved(patch):
     in_source(
-        patch, "kvref.contents.Stretch.fields", "zip(self.store.fields, parts, strict=True)",
+        patch, "kvref.snapshot.TokenSpan.fields", "zip(self.store.fields, parts, strict=True)",
         "zip(self.store.fields[:1], parts[:1], strict=True)",
     )  # fmt: skip
 
@@ -35,29 +35,29 @@ def what_is_loaded_is_quantized_again(patch):
 @bug("MOVE-01")
 def values_are_loaded_as_keys(patch):
     def from_keys(name, store, *args):
-        return [replace(each, store=store.keys) for each in contents.both(name, store, *args)]
+        return [replace(each, store=store.keys) for each in snapshot.key_and_value_spans(name, store, *args)]
 
     for module in (paged, quantized):
-        patch.setattr(module, "both", from_keys)
+        patch.setattr(module, "key_and_value_spans", from_keys)
 
 
 @bug("MOVE-01")
 def all_layers_are_as_long_as_the_first(patch):
-    in_source(patch, "kvref.paged.PagedCache._room_for", "= whole.lengths", "= max(whole.lengths)")
+    in_source(patch, "kvref.paged.PagedCache._allocate_table", "= extent.lengths", "= max(extent.lengths)")
 
 
 @bug("MOVE-01", "MOVE-04")
 def a_sequence_is_saved_by_its_first_blocks_alone(patch):
     in_source(
-        patch, "kvref.paged.PagedCache._stretches", "(table, layer, np.array(whole.tokens(part, layer), np.int64))",
-        "(table, layer, np.array(whole.tokens(part, layer), np.int64) % self.config.block_size)",
+        patch, "kvref.paged.PagedCache._token_spans", "(table, layer, np.array(extent.tokens(part, layer), np.int64))",
+        "(table, layer, np.array(extent.tokens(part, layer), np.int64) % self.config.block_size)",
     )  # fmt: skip
 
 
 @bug("MOVE-01")
 def positions_begin_at_zero(patch):
     in_source(
-        patch, "kvref.windowed.WindowedCache._make_room", 'saved.number("length"), saved.number("first")',
+        patch, "kvref.windowed.WindowedCache._allocate_for", 'saved.number("length"), saved.number("first")',
         'saved.count("tokens.keys"), self.config.sinks',
     )  # fmt: skip
 
@@ -78,19 +78,19 @@ def what_moved_on_comes_back(patch):
 @bug("MOVE-01")
 def a_store_has_one_format(patch):
     in_source(
-        patch, "kvref.tiered.runs_said", "Run(room, start, TokenStore(backend, FORMATS[name],",
-        "Run(room, start, TokenStore(backend, FORMATS[said[-1][0]],",
+        patch, "kvref.tiered.segments_from_json", "TierSegment(room, start, TokenStore(backend, FORMATS[name],",
+        "TierSegment(room, start, TokenStore(backend, FORMATS[said[-1][0]],",
     )  # fmt: skip
 
 
 @bug("MOVE-01")
 def rope_parts_are_not_saved(patch):
-    in_source(patch, "kvref.latent.LatentCache._stretches", "enumerate(self._stores)", "enumerate(self._stores[:1])")
+    in_source(patch, "kvref.latent.LatentCache._token_spans", "enumerate(self._stores)", "enumerate(self._stores[:1])")
 
 
 @bug("MOVE-02")
 def a_file_goes_by_its_blocks(patch):
-    in_source(patch, "kvref.paged.PagedCache._moved_shape", '"num_blocks", "block_size"', '"num_blocks"')
+    in_source(patch, "kvref.paged.PagedCache._shape_to_match", '"num_blocks", "block_size"', '"num_blocks"')
 
 
 @bug("MOVE-02")
@@ -100,7 +100,7 @@ def a_file_goes_by_the_room_there_was(patch):
 
 @bug("MOVE-02")
 def nobody_looks_at_the_shape(patch):
-    in_source(patch, "kvref.transfer.read", "if theirs != dict(shape):", "if False:")
+    in_source(patch, "kvref.serialization.SavedFile.__init__", "if theirs != dict(shape):", "if False:")
 
 
 @bug("MOVE-02")
@@ -110,12 +110,12 @@ def the_format_is_no_part_of_the_shape(patch):
 
 @bug("MOVE-03")
 def nobody_looks_at_the_checksum(patch):
-    in_source(patch, "kvref.transfer.read", "if file.read() != wanted:", "if False:")
+    in_source(patch, "kvref.serialization.SavedFile.read_into", "if self._file.read() != wanted:", "if False:")
 
 
 @bug("MOVE-03")
 def the_checksum_is_of_the_tensors_alone(patch):
-    class Checksum(transfer.Checksum):
+    class Checksum(serialization.Checksum):
         """A checksum without the first two parts, which are the header."""
 
         def __init__(self):
@@ -127,17 +127,21 @@ def the_checksum_is_of_the_tensors_alone(patch):
             if self.parts > 2:
                 super().update(part)
 
-    patch.setattr(transfer, "Checksum", Checksum)
-    in_source(patch, "kvref.transfer._header", "at + 8 + length != size or not entries", "not entries")
-    in_source(patch, "kvref.transfer.read", "file.read() != wanted", "file.read()[:4] != wanted")
+    patch.setattr(serialization, "Checksum", Checksum)
+    in_source(patch, "kvref.serialization._read_header", "at + 8 + length != size or not entries", "not entries")
+    in_source(patch, "kvref.serialization.SavedFile.read_into", "file.read() != wanted", "file.read()[:4] != wanted")
 
 
 @bug("MOVE-03")
 def what_is_missing_is_zeros(patch):
-    in_source(patch, "kvref.transfer._header", "at + 8 + length != size or not entries", "not entries")
+    in_source(patch, "kvref.serialization._read_header", "at + 8 + length != size or not entries", "not entries")
     in_source(
-        patch, "kvref.transfer.read", "if file.readinto(part.data) != count:", "if file.readinto(part.data) < 0:",
-        "if file.read() != wanted:", "if file.read() not in (b'', wanted):",
+        patch, "kvref.serialization.SavedFile._take", "if self._file.readinto(part.data) != count:",
+        "if self._file.readinto(part.data) < 0:",
+    )  # fmt: skip
+    in_source(
+        patch, "kvref.serialization.SavedFile.read_into", "if self._file.read() != wanted:",
+        "if self._file.read() not in (b'', wanted):",
     )  # fmt: skip
 
 
@@ -166,27 +170,27 @@ def the_old_cache_goes_first(patch):
 @bug("MOVE-03")
 def a_failed_load_keeps_its_blocks(patch):
     in_source(
-        patch, "kvref.paged.PagedCache.receive", "self.pool.free_many(self._tables.close(came[0][0].table))", "pass",
+        patch, "kvref.paged.PagedCache.receive", "self.pool.free_many(self._tables.close(load.table))", "pass",
     )  # fmt: skip
 
 
 @bug("MOVE-03")
 def it_is_written_over_what_is_there(patch):
     in_source(
-        patch, "kvref.transfer.Movable.receive", "new = self._another()", "new = self",
+        patch, "kvref.serialization.Serializable.receive", "new = self._new_cache()", "new = self",
     )  # fmt: skip
 
 
 @bug("MOVE-04")
 def every_save_is_in_the_same_memory(patch):
-    shared, as_array = np.zeros(2**16, np.uint8), transfer.as_array
+    shared, as_array = np.zeros(2**16, np.uint8), serialization.as_array
 
     def in_it(contents, backend):
         data = as_array(contents, backend)
         shared[: len(data)] = data
         return shared[: len(data)]
 
-    patch.setattr(transfer, "as_array", in_it)
+    patch.setattr(serialization, "as_array", in_it)
 
 
 @bug("MOVE-04")
@@ -216,9 +220,9 @@ def nothing_changes_nothing(patch):
 def a_layer_without_tokens_is_left_out(patch):
     in_source(
         patch,
-        "kvref.transfer.as_array",
+        "kvref.serialization.as_array",
         "out = io.BytesIO()",
-        "assert any(len(each.slots) for each in contents.stretches); out = io.BytesIO()",
+        "assert any(len(each.slots) for each in contents.spans); out = io.BytesIO()",
     )
 
 
@@ -239,18 +243,18 @@ def a_sequence_with_tokens_is_cut_where_a_file_was_damaged(patch):
 @hidden("paged", "MOVE-01")
 def only_the_first_block_comes(patch):
     in_source(
-        patch, "kvref.paged.PagedCache._room_for", "= whole.lengths",
-        "= [min(each, self.config.block_size) for each in whole.lengths]",
+        patch, "kvref.paged.PagedCache._allocate_table", "= extent.lengths",
+        "= [min(each, self.config.block_size) for each in extent.lengths]",
     )  # fmt: skip
 
 
 @hidden("quantized", "MOVE-01")
 def a_full_layer_is_loaded_one_short(patch):
-    make_room = QuantizedCache._make_room
+    make_room = QuantizedCache._allocate_for
 
     def short(self, saved):
         stretches = make_room(self, saved)
         self._lengths = [each - (each == self.config.capacity) for each in self._lengths]
         return stretches
 
-    patch.setattr(QuantizedCache, "_make_room", short)
+    patch.setattr(QuantizedCache, "_allocate_for", short)

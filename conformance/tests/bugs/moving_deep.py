@@ -3,10 +3,10 @@
 import numpy as np
 
 from bugs.plant import hidden, in_source, real
-from kvref.offload import HostBlocks, HostStore
-from kvref.slots import SlotStore
+from kvref.host_store import HostBlocks, HostStore
+from kvref.token_store import SlotStore
 
-STORE = "kvref.offload.HostStore"
+STORE = "kvref.host_store.HostStore"
 
 
 @hidden("offload", "MOVE-09")

@@ -4,7 +4,7 @@ import numpy as np
 
 from bugs.plant import bug, in_source
 from kvref import LatentCache, PagedCache
-from kvref.contents import Stretch
+from kvref.snapshot import TokenSpan
 
 USUAL = ("float32", "float16", "bfloat16", "int8", "q4", "packed")
 
@@ -16,7 +16,7 @@ def pages_are_quantized_again_as_they_are_loaded(patch):
     def again(self, file, sequence):
         receive(self, file, sequence)
         for layer in range(self.config.num_layers if self.config.dtype not in USUAL else 0):
-            table, _, positions = self._everywhere(sequence, layer)
+            table, _, positions = self._layer_positions(sequence, layer)
             if len(positions):
                 slots = self._tables.slots(table, layer, positions)
                 keys, values = self._store.read(slots)
@@ -40,13 +40,13 @@ def latents_of_few_formats_are_loaded(patch):
 
 @bug("MOVE-01")
 def zeros_of_groups_are_not_saved(patch):
-    fields = Stretch.fields
+    fields = TokenSpan.fields
 
     def without(self):
         in_groups = self.store.format.granularity == "group"
         yield from (each for each in fields(self) if not in_groups or each[0] != "zero")
 
-    patch.setattr(Stretch, "fields", without)
+    patch.setattr(TokenSpan, "fields", without)
 
 
 @bug("MOVE-02")

@@ -8,10 +8,10 @@ import numpy as np
 
 from bugs.plant import bug, in_source
 from kvref.errors import KeyNotFound
-from kvref.offload import HostBlocks, HostStore
+from kvref.host_store import HostBlocks, HostStore
 
-STORE = "kvref.offload.HostStore"
-BLOCKS = "kvref.offload.HostBlocks"
+STORE = "kvref.host_store.HostStore"
+BLOCKS = "kvref.host_store.HostBlocks"
 
 
 @bug("MOVE-06")

@@ -2,35 +2,35 @@
 
 from bugs.plant import bug, in_source
 from kvref import PagedCache
-from kvref.contents import Stretch
-from kvref.parts import Arriving, Part
+from kvref.partial_load import Part, PendingLoad
+from kvref.snapshot import TokenSpan
 
 
 @bug("MOVE-05")
 def the_first_part_is_all(patch):
-    patch.setattr(Arriving, "is_whole", lambda self, everything: True)
+    patch.setattr(PendingLoad, "is_complete", lambda self, everything: True)
 
 
 @bug("MOVE-05")
 def any_part_will_do(patch):
-    patch.setattr(Arriving, "check", lambda self, whole, part: None)
+    patch.setattr(PendingLoad, "check", lambda self, whole, part: None)
 
 
 @bug("MOVE-05")
 def a_part_comes_twice(patch):
-    in_source(patch, "kvref.parts.Arriving.check", "any(part.meets(other) for other in self.parts)", "False")
+    in_source(patch, "kvref.partial_load.PendingLoad.check", "any(part.overlaps(other) for other in self.parts)", "False")
 
 
 @bug("MOVE-05")
 def parts_are_never_given_back(patch):
-    patch.setattr(PagedCache, "_forget_parts", lambda self, sequence: self._arriving.pop(int(sequence), None))
+    patch.setattr(PagedCache, "_discard_pending_load", lambda self, sequence: self._pending_loads.pop(int(sequence), None))
 
 
 @bug("MOVE-05")
 def a_write_gives_up_the_parts(patch):
     in_source(
         patch, "kvref.paged.PagedCache.write", "new = self._store.quantized(keys, values)",
-        "self._forget_parts(sequence)\n    new = self._store.quantized(keys, values)",
+        "self._discard_pending_load(sequence)\n    new = self._store.quantized(keys, values)",
     )  # fmt: skip
 
 
@@ -40,8 +40,8 @@ def a_fork_takes_the_parts_along(patch):
 
     def along(self, sequence):
         child = fork(self, sequence)
-        if sequence in self._arriving:
-            self._arriving[child] = self._arriving.pop(sequence)
+        if sequence in self._pending_loads:
+            self._pending_loads[child] = self._pending_loads.pop(sequence)
         return child
 
     patch.setattr(PagedCache, "fork", along)
@@ -51,35 +51,35 @@ def a_fork_takes_the_parts_along(patch):
 def a_damaged_part_has_come(patch):
     in_source(
         patch, "kvref.paged.PagedCache.receive", "except BaseException:",
-        "except BaseException:\n        if came: came[0][0].parts.append(came[0][1])",
+        "except BaseException:\n        if load is begun: load.parts.append(part)",
     )  # fmt: skip
 
 
 @bug("MOVE-05")
 def some_heads_are_all_heads(patch):
     in_source(
-        patch, "kvref.contents.Stretch.put", "whole[:, : heads.start, ...]", "0 * whole[:, : heads.start, ...]",
+        patch, "kvref.snapshot.TokenSpan.put", "whole[:, : heads.start, ...]", "0 * whole[:, : heads.start, ...]",
         "whole[:, heads.stop :, ...]", "0 * whole[:, heads.stop :, ...]",
     )  # fmt: skip
 
 
 @bug("MOVE-05")
 def parts_of_heads_have_no_scales(patch):
-    put = Stretch.put
+    put = TokenSpan.put
 
     def codes_alone(self, name, slots, new, backend):
         if self.heads is None or name == "codes":
             put(self, name, slots, new, backend)
 
-    patch.setattr(Stretch, "put", codes_alone)
+    patch.setattr(TokenSpan, "put", codes_alone)
 
 
 @bug("MOVE-05")
 def later_parts_have_no_scales(patch):
-    receive, put, later = PagedCache.receive, Stretch.put, [False]
+    receive, put, later = PagedCache.receive, TokenSpan.put, [False]
 
     def noted(self, file, sequence):
-        later[0] = int(sequence) in self._arriving
+        later[0] = int(sequence) in self._pending_loads
         receive(self, file, sequence)
         later[0] = False
 
@@ -88,22 +88,22 @@ def later_parts_have_no_scales(patch):
             put(self, name, slots, new, backend)
 
     patch.setattr(PagedCache, "receive", noted)
-    patch.setattr(Stretch, "put", codes_alone)
+    patch.setattr(TokenSpan, "put", codes_alone)
 
 
 @bug("MOVE-05")
 def parts_stay_when_the_whole_has_come(patch):
-    in_source(patch, "kvref.paged.PagedCache.receive", "self._forget_parts(sequence)", "pass")
+    in_source(patch, "kvref.paged.PagedCache._replace_table", "self._discard_pending_load(sequence)", "pass")
 
 
 @bug("MOVE-05")
 def the_longest_layer_tells_sequences_apart(patch):
     in_source(
-        patch, "kvref.parts.Arriving.check", "whole != self.whole", "max(whole.lengths) != max(self.whole.lengths)",
+        patch, "kvref.partial_load.PendingLoad.check", "extent != self.extent", "max(extent.lengths) != max(self.extent.lengths)",
     )  # fmt: skip
 
 
 @bug("MOVE-05")
 def other_heads_never_meet(patch):
-    meets = Part.meets
-    patch.setattr(Part, "meets", lambda self, other: self.heads == other.heads and meets(self, other))
+    overlaps = Part.overlaps
+    patch.setattr(Part, "overlaps", lambda self, other: self.heads == other.heads and overlaps(self, other))

@@ -7,7 +7,7 @@ from kvref.attention import attention
 from kvref.formats import Quantized
 from kvref.paged import PagedCache
 from kvref.prefix import PrefixCache
-from kvref.slots import SlotStore, TokenStore
+from kvref.token_store import SlotStore, TokenStore
 from kvref_conformance.oracle.formats import SCALED, SYMMETRIC
 
 PUT = "self._store.put(self._tables.slots(table, layer, positions), new)"
@@ -139,7 +139,7 @@ def a_batch_has_its_scales_in_the_order_of_its_sequences(patch):
 
 @bug("PAGED-18")
 def blocks_are_taken_for_what_cannot_be_stored(patch):
-    quantize, missing = "new = self._store.quantized(keys, values)", "self._prepare(self._missing(table, end)"
+    quantize, missing = "new = self._store.quantized(keys, values)", "self._make_writable(self._missing_entries(table, end)"
     in_source(
         patch, "kvref.paged.PagedCache.write", quantize, "new = None",
         f"{missing}, table, layer, positions)", f"{missing}, table, layer, positions)\n    {quantize}",
@@ -148,7 +148,7 @@ def blocks_are_taken_for_what_cannot_be_stored(patch):
 
 @bug("GROUP-08")
 def a_step_gives_back_before_it_quantizes(patch):
-    quantize, prepare = "new = self._store.quantized(keys, values)", "self._prepare(more, table, groups, positions)"
+    quantize, prepare = "new = self._store.quantized(keys, values)", "self._make_writable(more, table, groups, positions)"
     in_source(patch, "kvref.grouped.GroupedCache.step", quantize, "new = None", prepare, f"{quantize}\n    {prepare}")
 
 
@@ -185,43 +185,43 @@ def scales_go_with_the_sequence(patch):
 
 @bug("EDIT-10")
 def turned_keys_keep_the_scales_they_had(patch):
-    turned = PagedCache._turned
+    turned = PagedCache._rotate_keys
 
     def kept(self, rotary, by, slots):
         found = turned(self, rotary, by, slots)
         return found if found.scale is None else found._replace(scale=self._store.keys.stored(slots).scale)
 
-    patch.setattr(PagedCache, "_turned", kept)
+    patch.setattr(PagedCache, "_rotate_keys", kept)
 
 
 @bug("EDIT-10")
 def turned_keys_of_groups_keep_the_scales_they_had(patch):
-    turned = PagedCache._turned
+    turned = PagedCache._rotate_keys
 
     def kept(self, rotary, by, slots):
         found, keys = turned(self, rotary, by, slots), self._store.keys
         in_groups = keys.format.granularity == "group" and found.scale is not None
         return found._replace(scale=keys.stored(slots).scale) if in_groups else found
 
-    patch.setattr(PagedCache, "_turned", kept)
+    patch.setattr(PagedCache, "_rotate_keys", kept)
 
 
 @bug("EDIT-10")
 def keys_are_turned_where_heads_have_a_scale_alone(patch):
-    turned = PagedCache._turned
+    turned = PagedCache._rotate_keys
 
     def some(self, rotary, by, slots):
         keys = self._store.keys
         left = keys.format.name in SCALED and keys.format.name not in SYMMETRIC
         return keys.stored(slots) if left else turned(self, rotary, by, slots)
 
-    patch.setattr(PagedCache, "_turned", some)
+    patch.setattr(PagedCache, "_rotate_keys", some)
 
 
 @bug("EDIT-10")
 def turned_keys_are_stored_by_the_scale_of_values(patch):
     in_source(
-        patch, "kvref.paged.PagedCache._turned", "self._store.keys.quantized(",
+        patch, "kvref.paged.PagedCache._rotate_keys", "self._store.keys.quantized(",
         "(self._store.values if self.config.key_scale else self._store.keys).quantized(",
     )  # fmt: skip
 
@@ -229,7 +229,7 @@ def turned_keys_are_stored_by_the_scale_of_values(patch):
 @bug("EDIT-10")
 def keys_are_turned_as_they_lie(patch):
     """Rotates keys in their stored (Hadamard-rotated) form."""
-    turned = PagedCache._turned
+    turned = PagedCache._rotate_keys
 
     def lying(self, rotary, by, slots):
         keys, right = self._store.keys, self._store.keys.format
@@ -239,13 +239,13 @@ def keys_are_turned_as_they_lie(patch):
         finally:
             keys.format = right
 
-    patch.setattr(PagedCache, "_turned", lying)
+    patch.setattr(PagedCache, "_rotate_keys", lying)
 
 
 @bug("EDIT-10")
 def turned_keys_end_where_numbers_do(patch):
     in_source(
-        patch, "kvref.paged.PagedCache._turned", "rotary.turned(self._store.keys.read(slots), by, self._backend)",
+        patch, "kvref.paged.PagedCache._rotate_keys", "rotary.turned(self._store.keys.read(slots), by, self._backend)",
         "np.nan_to_num(rotary.turned(self._store.keys.read(slots), by, self._backend))",
     )  # fmt: skip
 

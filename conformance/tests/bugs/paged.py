@@ -1,26 +1,26 @@
 """Bugs in the block pool and the paged cache."""
 
 from bugs.plant import bug, in_source
-from kvref.blocks import BlockPool
+from kvref.block_pool import BlockPool
 from kvref.paged import PagedCache
 
 
 @bug("BLOCK-01")
 def a_pool_keeps_one_block_back(patch):
-    in_source(patch, "kvref.blocks.BlockPool.__init__", "np.arange(self.num_blocks,", "np.arange(self.num_blocks - 1,")
+    in_source(patch, "kvref.block_pool.BlockPool.__init__", "np.arange(self.num_blocks,", "np.arange(self.num_blocks - 1,")
 
 
 @bug("BLOCK-02", "PAGED-13", "LAW-03")
 def a_block_is_handed_out_twice(patch):
     old = "self._free[left : self._num_free]"
-    in_source(patch, "kvref.blocks.BlockPool._take", old, "self._free[left // 2 : left // 2 + count]")
+    in_source(patch, "kvref.block_pool.BlockPool._pop_free_blocks", old, "self._free[left // 2 : left // 2 + count]")
 
 
 @bug("BLOCK-03")
 def an_empty_pool_gives_minus_one(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockPool.allocate_many",
+        "kvref.block_pool.BlockPool.allocate_many",
         "if count > self.num_free:",
         "if count > self.num_free:\n        return np.full(count, -1)",
     )
@@ -30,7 +30,7 @@ def an_empty_pool_gives_minus_one(patch):
 def a_block_is_freed_twice(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockPool.free",
+        "kvref.block_pool.BlockPool.free",
         "self.free_many",
         "block in self._free[: self._num_free] or self.free_many",
     )
@@ -47,7 +47,7 @@ def utilization_of_none_is_nan(patch):
 def fewer_blocks_are_given_than_were_asked_for(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockPool.allocate_many",
+        "kvref.block_pool.BlockPool.allocate_many",
         "if count > self.num_free:",
         "count = min(count, self.num_free)\n    if False:",
     )
@@ -74,7 +74,7 @@ def a_new_sequence_takes_a_block(patch):
 def a_full_block_brings_the_next(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockTables.entries_for",
+        "kvref.block_tables.BlockTables.entries_for",
         "-(-num_tokens // self.block_size)",
         "num_tokens // self.block_size + 1",
     )
@@ -82,22 +82,22 @@ def a_full_block_brings_the_next(patch):
 
 @bug("PAGED-04")
 def ensuring_takes_blocks_every_time(patch):
-    in_source(patch, "kvref.paged.PagedCache._missing", " - int(self._tables.counts[table])", "")
+    in_source(patch, "kvref.paged.PagedCache._missing_entries", " - self._tables.count(table)", "")
 
 
 @bug("PAGED-06", "PAGED-14")
 def slots_are_decoded_with_another_block_size(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockTables.slots",
-        "(blocks - entry) * self.block_size + positions",
-        "blocks * self.block_size + positions % 2",
+        "kvref.block_tables.BlockTables.slots",
+        "positions % self.block_size",
+        "positions % 2",
     )
 
 
 @bug("PAGED-07")
 def only_the_first_layer_is_given_back(patch):
-    in_source(patch, "kvref.sequences.Holders.drop", "(self._table(sequence)))", "(self._table(sequence))[:1])")
+    in_source(patch, "kvref.block_sequences.BlockOwner.drop", "(self._table(sequence)))", "(self._table(sequence))[:1])")
 
 
 @bug("PAGED-08")
@@ -120,7 +120,9 @@ def overwriting_shortens(patch):
 
 @bug("PAGED-10")
 def holes_are_allowed(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "_held(table, start, length + 1", "_held(table, start, 999")
+    in_source(
+        patch, "kvref.paged.PagedCache.write", "_check_position(table, start, length + 1", "_check_position(table, start, 999"
+    )
 
 
 @bug("PAGED-11")
@@ -147,7 +149,7 @@ def a_batch_goes_by_its_own_order(patch):
 
 @bug("PAGED-16")
 def the_third_of_a_batch_gets_the_blocks_of_the_second(patch):
-    in_source(patch, "kvref.blocks.BlockTables.extend", "begin += size", "begin = size")
+    in_source(patch, "kvref.block_tables.BlockTables.extend", "begin += size", "begin = size")
 
 
 @bug("PAGED-16")
@@ -162,7 +164,7 @@ def a_step_takes_every_layers_length_for_the_first(patch):
 
 @bug("PAGED-16")
 def a_sequence_named_twice_is_written_once(patch):
-    in_source(patch, "kvref.paged.PagedCache.append", " + _times_before(sequences)", "")
+    in_source(patch, "kvref.paged.PagedCache.append", " + _earlier_occurrences(sequences)", "")
 
 
 @bug("PAGED-17")
@@ -176,28 +178,6 @@ def offsets_are_lengths(patch):
     in_source(patch, "kvref.paged.PagedCache.gather_batch", "asarray(offsets.", "asarray(lengths.")
 
 
-@bug("PAGED-12", "PAGED-16", "LAW-03")
-def a_table_that_moves_leaves_its_blocks_behind(patch):
-    in_source(patch, "kvref.blocks.BlockTables._move", "self._segment(table)[:] = held", "pass")
-
-
-@bug("PAGED-13", "LAW-03")
-def tables_that_move_up_are_looked_for_where_they_were(patch):
-    in_source(
-        patch,
-        "kvref.blocks.BlockTables._close_up",
-        "self._starts, self._entries, self._end = starts, entries, end",
-        "self._entries, self._end = entries, end",
-    )
-
-
 @bug("PAGED-17")
-def past_a_full_table_stands_its_neighbours_block(patch):
-    in_source(
-        patch,
-        "kvref.blocks.BlockTables.append",
-        "used + size >= self",
-        "used + size > self",
-        "used + size + self.num_layers, ",
-        "used + size, ",
-    )
+def past_its_end_a_table_repeats_its_last_block(patch):
+    in_source(patch, "kvref.block_tables.BlockTables.padded", "[NO_BLOCK] *", "(row[-1:] or [NO_BLOCK]) *")

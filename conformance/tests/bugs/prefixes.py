@@ -5,12 +5,12 @@ from hashlib import blake2b
 import numpy as np
 
 from bugs.plant import bug, hidden, in_source
-from kvref.blocks import BlockPool
+from kvref.block_pool import BlockPool
 from kvref.paged import PagedCache
-from kvref.prefix import FindablePool, Found, PrefixCache, block_keys
+from kvref.prefix import CachedBlock, IndexedBlockPool, PrefixCache, block_keys
 
 FIND, BEGIN, COMMIT, KEYS = (f"kvref.prefix.{name}" for name in (
-    "PrefixCache._find", "PrefixCache.begin", "PrefixCache.commit", "block_keys",
+    "PrefixCache._find_hit", "PrefixCache.begin", "PrefixCache.commit", "block_keys",
 ))  # fmt: skip
 BLOCK = "numbers[start : start + size]"  # of a block's key: its tokens
 NUMBERS = f'np.frombuffer({BLOCK}, "<i8")'
@@ -38,12 +38,12 @@ def the_longest_layer_says_what_is_written(patch):
 
 @bug("PREFIX-02")
 def commits_may_contradict(patch):
-    in_source(patch, "kvref.prefix.Told.add", "np.flatnonzero(numbers[:common] != self.tokens[:common])", "()")
+    in_source(patch, "kvref.prefix.CommittedTokens.add", "np.flatnonzero(numbers[:common] != self.tokens[:common])", "()")
 
 
 @bug("PREFIX-02")
 def what_was_found_may_be_contradicted(patch):
-    in_source(patch, BEGIN, "Told(salt, numbers[:hit], [each.key for each in found])", "Told(salt)")
+    in_source(patch, BEGIN, "CommittedTokens(salt, numbers[:hit], [each.key for each in found])", "CommittedTokens(salt)")
 
 
 @bug("PREFIX-02")
@@ -102,7 +102,7 @@ def what_was_only_asked_for_is_found(patch):
         sequence = begin(self, tokens, salt)
         table = self._table(sequence)
         for entry, key in enumerate(block_keys(list(map(int, tokens)), self.config.block_size, salt)):
-            self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
+            self.pool.add_to_index(CachedBlock(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
         return sequence
 
     patch.setattr(PrefixCache, "begin", at_once)
@@ -113,10 +113,10 @@ def matching_makes_blocks_young_again(patch):
     match = PrefixCache.match
 
     def touching(self, tokens, salt=""):
-        for found in self._find(list(map(int, tokens)), salt):
+        for found in self._find_hit(list(map(int, tokens)), salt):
             for block in found.blocks.tolist():
-                if block in self.pool._waiting:
-                    self.pool._waiting.move_to_end(block)
+                if block in self.pool._evictable:
+                    self.pool._evictable.move_to_end(block)
         return match(self, tokens, salt)
 
     patch.setattr(PrefixCache, "match", touching)
@@ -124,23 +124,23 @@ def matching_makes_blocks_young_again(patch):
 
 @bug("PREFIX-06")
 def what_is_found_is_not_free(patch):
-    patch.setattr(FindablePool, "num_free", BlockPool.num_free)
+    patch.setattr(IndexedBlockPool, "num_free", BlockPool.num_free)
 
 
 @bug("PREFIX-06")
 def what_nobody_holds_is_forgotten(patch):
     def forgetful(self, blocks):
         for block in blocks.tolist():
-            if block in self._parts:
-                self._lose(block)
-        BlockPool._give_back(self, blocks)
+            if block in self._entries_of_block:
+                self._remove_from_index(block)
+        BlockPool._return_blocks(self, blocks)
 
-    patch.setattr(FindablePool, "_give_back", forgetful)
+    patch.setattr(IndexedBlockPool, "_return_blocks", forgetful)
 
 
 @bug("PREFIX-07")
 def what_was_taken_is_still_found(patch):
-    patch.setattr(FindablePool, "_lose", lambda self, block: None)
+    patch.setattr(IndexedBlockPool, "_remove_from_index", lambda self, block: None)
 
 
 def taking(patch, oldest, plain_first=True):
@@ -150,16 +150,16 @@ def taking(patch, oldest, plain_first=True):
         taken = list[int]()
         while len(taken) < count:
             plain = BlockPool.num_free.fget(self)
-            if plain and (plain_first or not self._waiting):
-                taken += BlockPool._take(self, 1).tolist()
+            if plain and (plain_first or not self._evictable):
+                taken += BlockPool._pop_free_blocks(self, 1).tolist()
             else:
-                block = oldest(list(self._waiting))
-                del self._waiting[block]
-                self._lose(block)
+                block = oldest(list(self._evictable))
+                del self._evictable[block]
+                self._remove_from_index(block)
                 taken.append(block)
         return np.array(taken, np.int32)
 
-    patch.setattr(FindablePool, "_take", take)
+    patch.setattr(IndexedBlockPool, "_pop_free_blocks", take)
 
 
 @bug("PREFIX-08")
@@ -174,8 +174,8 @@ def what_was_released_last_is_taken_first(patch):
 
 @bug("PREFIX-08")
 def the_beginning_is_taken_before_the_end(patch):
-    give_back = FindablePool._give_back
-    patch.setattr(FindablePool, "_give_back", lambda self, blocks: give_back(self, blocks[::-1]))
+    give_back = IndexedBlockPool._return_blocks
+    patch.setattr(IndexedBlockPool, "_return_blocks", lambda self, blocks: give_back(self, blocks[::-1]))
 
 
 @bug("PREFIX-09")
@@ -186,20 +186,20 @@ def what_follows_a_hole_is_found(patch):
 @bug("PREFIX-10")
 def losing_a_copy_loses_all(patch):
     def lose(self, block):
-        for found in self._parts.pop(block):
-            self._found.pop(found.key, None)
+        for found in self._entries_of_block.pop(block):
+            self._index.pop(found.key, None)
 
-    patch.setattr(FindablePool, "_lose", lose)
+    patch.setattr(IndexedBlockPool, "_remove_from_index", lose)
 
 
 @bug("PREFIX-11")
 def sequences_do_not_keep_from_resetting(patch):
-    in_source(patch, "kvref.prefix.PrefixCache.reset", "if self._told:", "if False:")
+    in_source(patch, "kvref.prefix.PrefixCache.reset", "if self._committed:", "if False:")
 
 
 @bug("PREFIX-11")
 def reset_forgets_nothing(patch):
-    patch.setattr(FindablePool, "forget", lambda self: None)
+    patch.setattr(IndexedBlockPool, "clear_index", lambda self: None)
 
 
 @bug("PREFIX-12", "PREFIX-01")
@@ -209,7 +209,7 @@ def what_is_found_lies_in_another_order(patch):
 
 @bug("PREFIX-13")
 def what_is_found_counts_as_room(patch):
-    in_source(patch, BEGIN, " + self.pool.num_waiting(entries)", "")
+    in_source(patch, BEGIN, " + self.pool.num_unreferenced(entries)", "")
 
 
 @bug("PREFIX-13")
@@ -219,15 +219,15 @@ def a_sequence_stays_behind(patch):
 
 @bug("PREFIX-13")
 def blocks_are_young_again_though_there_is_no_room(patch):
-    touch = "for block in self.pool._waiting.keys() & set(entries.reshape(-1).tolist()):\n            "
-    touch += "self.pool._waiting.move_to_end(block)"
+    touch = "for block in self.pool._evictable.keys() & set(entries.reshape(-1).tolist()):\n            "
+    touch += "self.pool._evictable.move_to_end(block)"
     in_source(patch, BEGIN, "raise OutOfBlocks", f"{touch}\n        raise OutOfBlocks")
 
 
 @bug("PREFIX-14")
 def who_holds_a_block_alone_writes_to_it(patch):
-    patch.setattr(PrefixCache, "_kept", PagedCache._kept)
-    patch.setattr(PrefixCache, "_others", PagedCache._others)
+    patch.setattr(PrefixCache, "_needs_copy", PagedCache._needs_copy)
+    patch.setattr(PrefixCache, "_copies_needed", PagedCache._copies_needed)
 
 
 @bug("PREFIX-15")
@@ -247,7 +247,7 @@ def a_fork_may_say_otherwise(patch):
 
     def forgetful(self, sequence):
         child = fork(self, sequence)
-        self._told[child].cut(0, 1)
+        self._committed[child].truncate(0, 1)
         return child
 
     patch.setattr(PrefixCache, "fork", forgetful)
@@ -268,10 +268,10 @@ def the_other_layers_are_still_found(patch):
     """If one block of a copy is evicted, the other layers' blocks stay cached until they are evicted too."""
 
     def lose(self, block):
-        for found in self._parts.pop(block):
-            if all(other not in self._parts for other in found.blocks.tolist()):
-                self._found[found.key].remove(found)
-                if not self._found[found.key]:
-                    del self._found[found.key]
+        for found in self._entries_of_block.pop(block):
+            if all(other not in self._entries_of_block for other in found.blocks.tolist()):
+                self._index[found.key].remove(found)
+                if not self._index[found.key]:
+                    del self._index[found.key]
 
-    patch.setattr(FindablePool, "_lose", lose)
+    patch.setattr(IndexedBlockPool, "_remove_from_index", lose)

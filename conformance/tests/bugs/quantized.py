@@ -41,7 +41,7 @@ def a_full_layer_overwrites_its_last_token(patch):
 def heads_share_a_scale(patch):
     in_source(
         patch,
-        "kvref.formats.symmetric.SymmetricRow.quantize",
+        "kvref.formats.row_scales.SymmetricRow.quantize",
         "xp.max(xp.abs(rows), axis=-1)",
         "xp.broadcast_to(xp.max(xp.abs(rows), axis=(-2, -1), keepdims=True)[..., 0], rows.shape[:-1])",
     )
@@ -67,7 +67,7 @@ def the_history_is_quantized_again_at_each_append(patch):
 
 @bug("QUANT-07")
 def scales_are_not_counted(patch):
-    in_source(patch, "kvref.slots.SlotStore.token_bytes", "in self._parts", "in self._parts[:1]")
+    in_source(patch, "kvref.token_store.SlotStore.token_bytes", "in self._parts", "in self._parts[:1]")
 
 
 @bug("QUANT-08", "LAW-05")

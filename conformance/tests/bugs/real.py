@@ -8,8 +8,8 @@ from kvref.buffers import BufferPool
 from kvref.contiguous import ContiguousCache
 from kvref.pooled import PooledCache
 from kvref.quantized import QuantizedCache
+from kvref.tier_queue import Tier, TierSegment
 from kvref.tiered import TieredCache
-from kvref.tiers import Run, Tier
 from kvref_conformance.implementations.backends import Attention
 
 
@@ -130,8 +130,8 @@ def going_back_rounds_to_sixteen_past_256_tokens(patch):
 
 @real("tiered")
 def no_more_than_64_tokens_go_at_once(patch):
-    take_back = Tier.take_back
-    patch.setattr(Tier, "take_back", lambda self, count: take_back(self, min(count, 64)))
+    take_back = Tier.remove_newest
+    patch.setattr(Tier, "remove_newest", lambda self, count: take_back(self, min(count, 64)))
 
 
 @real("tiered")
@@ -139,7 +139,7 @@ def a_ring_turns_at_128_tokens(patch):
     def slots(self, start, stop):
         return [position % min(self.capacity, 128) for position in range(start, stop)]
 
-    patch.setattr(Run, "slots", slots)
+    patch.setattr(TierSegment, "slots", slots)
 
 
 @real("tiered")

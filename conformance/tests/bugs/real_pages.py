@@ -7,7 +7,8 @@ import numpy as np
 
 from bugs.plant import real
 from kvref.backend import ReferenceBackend
-from kvref.blocks import BlockPool, BlockTables
+from kvref.block_pool import BlockPool
+from kvref.block_tables import BlockTables
 from kvref.paged import PagedCache
 
 
@@ -59,8 +60,7 @@ def slots_through(patch, narrow):
 @real("paged")
 def slots_are_kept_in_a_byte_of_blocks(patch):
     def narrow(self, tables, layers, positions):
-        entry = positions // self.block_size
-        blocks = self._entries.take(self._starts[tables] + layers + entry * self.num_layers).astype(np.uint8).astype(np.int64)
+        blocks = self.at(tables, layers, positions // self.block_size).astype(np.uint8).astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
 
     patch.setattr(BlockTables, "slots", narrow)
@@ -77,14 +77,15 @@ def slots_are_computed_in_float16(patch):
 
 
 @real("paged")
-def a_table_that_moves_takes_64_entries_along(patch):
-    move = BlockTables._move
+def past_64_entries_a_table_repeats_its_first(patch):
+    append = BlockTables.append
 
-    def short(self, table, room):
-        move(self, table, room)
-        self._segment(table)[64:] = self._segment(table)[:1]
+    def short(self, table, entries):
+        append(self, table, entries)
+        for layer in self._blocks[table]:
+            layer[64:] = layer[:1] * len(layer[64:])
 
-    patch.setattr(BlockTables, "_move", short)
+    patch.setattr(BlockTables, "append", short)
 
 
 @real("paged")

@@ -56,7 +56,7 @@ class Scene:
         No prefix is found, so that the engine computes all of it in its present state.
         """
         self.engine.truncate(self.b, 0)
-        self.cache.pool.forget()
+        self.cache.pool.clear_index()
         self.told = list(tokens)
         self.engine.extend(self.b, self.told)
 
@@ -69,7 +69,7 @@ class Scene:
 
     def table(self, session):
         """The block ids [entries, layers], readable and writable."""
-        return self.cache._tables._segment(self.cache._table_of[self.sequence(session)])
+        return _Entries(self.cache._tables._blocks[self.cache._table_of[self.sequence(session)]])
 
     def spoil(self, layers, heads, start, stop, change):
         """Apply `change` to keys and values [tokens, num_kv_heads, head_dim] of positions [start, stop) of a layer."""
@@ -97,3 +97,19 @@ class Scene:
             said = range(len(self.told), len(tokens))
         others = [Told("request a", self.prompts[0], ended=True), Told("request c", self.prompts[2]), *self.more]
         return Told("request b", tokens, said, events=tuple(self.events)), others
+
+
+class _Entries:
+    """The lists of block ids of a sequence's layers, indexed as an array [entries, layers]."""
+
+    def __init__(self, layers):
+        self._layers = layers
+
+    def __getitem__(self, index):
+        return np.array(self._layers).T[index]
+
+    def __setitem__(self, index, blocks):
+        entries = np.array(self._layers).T
+        entries[index] = blocks
+        for layer, changed in zip(self._layers, entries.T.tolist(), strict=True):
+            layer[:] = changed

@@ -4,7 +4,7 @@ import numpy as np
 
 from bugs.plant import bug, in_source
 from kvref.errors import RankLost
-from kvref.pieces import partial
+from kvref.online_softmax import partial
 from kvref.sharded import ShardedCache, ShardedConfig, _Rank
 
 CACHE, RANK, CONFIG = (f"kvref.sharded.{name}" for name in ("ShardedCache", "_Rank", "ShardedConfig"))
@@ -106,7 +106,7 @@ def what_columns_found_is_averaged(patch):
 
 @bug("SHARD-02")
 def the_logarithm_is_to_another_base(patch):
-    in_source(patch, "kvref.pieces._both", "xp.exp(each.largest - _finite(largest, xp))",
+    in_source(patch, "kvref.online_softmax._both", "xp.exp(each.largest - _finite(largest, xp))",
               "xp.exp((each.largest - _finite(largest, xp)) / np.float32(np.log(2)))")  # fmt: skip
 
 

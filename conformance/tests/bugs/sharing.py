@@ -3,19 +3,20 @@
 import numpy as np
 
 from bugs.plant import bug, hidden, in_source
-from kvref.blocks import BlockPool, BlockTables
+from kvref.block_pool import BlockPool
+from kvref.block_tables import BlockTables
 from kvref.paged import PagedCache
-from kvref.slots import TokenStore
+from kvref.token_store import TokenStore
 
 
 @bug("SHARE-01")
 def freeing_forgets_every_reference(patch):
-    in_source(patch, "kvref.blocks.BlockPool.free_many", "self._references[numbers] -= 1", "self._references[numbers] = 0")
+    in_source(patch, "kvref.block_pool.BlockPool.free_many", "self._references[numbers] -= 1", "self._references[numbers] = 0")
 
 
 @bug("SHARE-01")
 def the_last_reference_is_kept(patch):
-    in_source(patch, "kvref.blocks.BlockPool.free_many", "self._references[numbers] == 0", "self._references[numbers] < 0")
+    in_source(patch, "kvref.block_pool.BlockPool.free_many", "self._references[numbers] == 0", "self._references[numbers] < 0")
 
 
 @bug("SHARE-01")
@@ -25,7 +26,7 @@ def a_shared_block_counts_twice(patch):
 
 @bug("SHARE-01")
 def a_block_handed_out_again_keeps_its_references(patch):
-    in_source(patch, "kvref.blocks.BlockPool.allocate_many", "self._references[taken] = 1", "self._references[taken] += 2")
+    in_source(patch, "kvref.block_pool.BlockPool.allocate_many", "self._references[taken] = 1", "self._references[taken] += 2")
 
 
 @bug("SHARE-01")
@@ -56,7 +57,7 @@ def a_fork_copies_every_block(patch):
     def deep(self, sequence):
         child = fork(self, sequence)
         for layer in range(self.config.num_layers):
-            self._prepare({}, self._table(child), layer, np.arange(self.length(child, layer)))
+            self._make_writable({}, self._table(child), layer, np.arange(self.length(child, layer)))
         return child
 
     patch.setattr(PagedCache, "fork", deep)
@@ -64,7 +65,7 @@ def a_fork_copies_every_block(patch):
 
 @bug("SHARE-03")
 def a_fork_is_as_long_as_its_first_layer(patch):
-    in_source(patch, "kvref.blocks.BlockTables.fork", "= self.lengths[table]", "= self.lengths[table, 0]")
+    in_source(patch, "kvref.block_tables.BlockTables.fork", "= self.lengths[table]", "= self.lengths[table, 0]")
 
 
 @bug("SHARE-03")
@@ -76,7 +77,7 @@ def a_fork_takes_the_id_of_the_last_that_was_dropped(patch):
 def a_fork_leaves_out_what_its_last_block_holds(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockTables.fork",
+        "kvref.block_tables.BlockTables.fork",
         "self.lengths[table]",
         "self.lengths[table] // self.block_size * self.block_size",
     )
@@ -84,7 +85,7 @@ def a_fork_leaves_out_what_its_last_block_holds(patch):
 
 @bug("SHARE-04", "SHARE-05")
 def a_shared_block_is_written_in_place(patch):
-    patch.setattr(PagedCache, "_kept", lambda self, blocks: np.zeros(blocks.shape, bool))
+    patch.setattr(PagedCache, "_needs_copy", lambda self, blocks: np.zeros(blocks.shape, bool))
 
 
 @bug("SHARE-04", "SHARE-06")
@@ -102,7 +103,7 @@ def truncating_frees_shared_blocks_for_all(patch):
         gone = np.setdiff1d(held, self._tables.held(self._table(sequence)))
         still = gone[self.pool._references[gone] > 0]
         self.pool._references[still] = 0
-        self.pool._give_back(still)
+        self.pool._return_blocks(still)
 
     patch.setattr(PagedCache, "truncate", freeing)
 
@@ -120,7 +121,7 @@ def a_fork_lists_its_parents_table(patch):
 
 @bug("SHARE-05")
 def keys_are_copied_and_values_are_not(patch):
-    in_source(patch, "kvref.slots.TokenStore.copy", "self.values.copy(sources, targets, block_size)", "pass")
+    in_source(patch, "kvref.token_store.TokenStore.copy", "self.values.copy(sources, targets, block_size)", "pass")
 
 
 @bug("SHARE-05")
@@ -141,25 +142,25 @@ def a_copy_is_of_the_zeros_that_it_was_made_of(patch):
 
 @bug("SHARE-05")
 def the_whole_table_is_copied(patch):
-    prepare = PagedCache._prepare
+    prepare = PagedCache._make_writable
 
     def greedy(self, more, tables, layers, positions):
         if np.size(positions) and np.ndim(tables) == 0 and np.ndim(layers) == 0:
-            positions = np.arange(int(self._tables.counts[tables]) * self.config.block_size)
+            positions = np.arange(self._tables.count(tables) * self.config.block_size)
         prepare(self, more, tables, layers, positions)
 
-    patch.setattr(PagedCache, "_prepare", greedy)
+    patch.setattr(PagedCache, "_make_writable", greedy)
 
 
 @bug("SHARE-05")
 def who_holds_a_block_alone_copies_it_too(patch):
-    patch.setattr(PagedCache, "_kept", lambda self, blocks: np.ones(blocks.shape, bool))
-    patch.setattr(PagedCache, "_others", lambda self, block: self.pool.references(block))
+    patch.setattr(PagedCache, "_needs_copy", lambda self, blocks: np.ones(blocks.shape, bool))
+    patch.setattr(PagedCache, "_copies_needed", lambda self, block: self.pool.references(block))
 
 
 @bug("SHARE-05")
 def of_those_who_write_at_once_each_gets_a_copy(patch):
-    patch.setattr(PagedCache, "_others", lambda self, block: self.pool.references(block))
+    patch.setattr(PagedCache, "_copies_needed", lambda self, block: self.pool.references(block))
 
 
 @bug("SHARE-05")
@@ -167,9 +168,8 @@ def the_parent_copies_and_the_child_gets_the_copy(patch):
     replace = BlockTables.replace
 
     def other(self, table, layer, entry, block):
-        before = int(self._segment(table)[entry, layer])
-        found = [each for each in range(len(self.counts)) if each != table and self.counts[each] > entry]
-        found = [each for each in found if self._segment(each)[entry, layer] == before]
+        before = self._blocks[table][layer][entry]
+        found = [each for each, blocks in enumerate(self._blocks) if each != table and before in blocks[layer][entry : entry + 1]]
         return replace(self, found[0] if found else table, layer, entry, block)
 
     patch.setattr(BlockTables, "replace", other)
@@ -177,33 +177,33 @@ def the_parent_copies_and_the_child_gets_the_copy(patch):
 
 @bug("SHARE-06")
 def a_drop_gives_back_what_others_hold(patch):
-    in_source(patch, "kvref.blocks.BlockPool.free_many", "self._references[numbers] -= 1", "self._references[numbers] = 0")
+    in_source(patch, "kvref.block_pool.BlockPool.free_many", "self._references[numbers] -= 1", "self._references[numbers] = 0")
 
 
 @bug("SHARE-06")
 def a_block_that_was_shared_never_comes_back(patch):
-    in_source(patch, "kvref.paged.PagedCache._prepare", "self.pool.free(source)", "None")
+    in_source(patch, "kvref.paged.PagedCache._make_writable", "self.pool.free(source)", "None")
 
 
 @bug("SHARE-07")
 def half_of_the_copies_are_made_before_there_is_no_room(patch):
-    prepare = PagedCache._prepare
+    prepare = PagedCache._make_writable
 
     def hasty(self, more, tables, layers, positions):
-        places = self._shared(tables, layers, positions // self.config.block_size)
+        places = self._places_to_copy(tables, layers, positions // self.config.block_size)
         if len(places) > self.pool.num_free > 0:
             table, layer, entry = places[0]
             prepare(self, {}, table, layer, np.array([entry * self.config.block_size]))
         prepare(self, more, tables, layers, positions)
 
-    patch.setattr(PagedCache, "_prepare", hasty)
+    patch.setattr(PagedCache, "_make_writable", hasty)
 
 
 @bug("SHARE-07")
 def without_room_for_a_copy_the_shared_block_is_written_to(patch):
     old = "if needed + len(places) > self.pool.num_free:"
     new = "if needed <= self.pool.num_free < needed + len(places):\n        places = []\n    elif needed > self.pool.num_free:"
-    in_source(patch, "kvref.paged.PagedCache._prepare", old, new)
+    in_source(patch, "kvref.paged.PagedCache._make_writable", old, new)
 
 
 @bug("SHARE-08")
@@ -229,7 +229,7 @@ def forking_an_unknown_sequence_gives_an_empty_one(patch):
 
 @bug("SHARE-08")
 def what_is_reserved_is_shared_and_written_by_both(patch):
-    shared = PagedCache._shared
+    shared = PagedCache._places_to_copy
 
     def filled(self, tables, layers, entries):
         return [
@@ -238,7 +238,7 @@ def what_is_reserved_is_shared_and_written_by_both(patch):
             if entry * self.config.block_size < self._tables.lengths[table, layer]
         ]
 
-    patch.setattr(PagedCache, "_shared", filled)
+    patch.setattr(PagedCache, "_places_to_copy", filled)
 
 
 @bug("SHARE-09")
@@ -292,10 +292,10 @@ def negative_blocks_are_counted_from_the_end(patch):
 
 def forgetful_copy(patch, loses):
     """A copy is skipped in a state that few calls lead to."""
-    prepare = PagedCache._prepare
+    prepare = PagedCache._make_writable
 
     def losing(self, more, tables, layers, positions):
-        places = self._shared(tables, layers, positions // self.config.block_size)
+        places = self._places_to_copy(tables, layers, positions // self.config.block_size)
         lost = loses(self, places, more)
         copy = self._store.copy
         if lost:
@@ -306,7 +306,7 @@ def forgetful_copy(patch, loses):
             if lost:
                 self._store.copy = copy
 
-    patch.setattr(PagedCache, "_prepare", losing)
+    patch.setattr(PagedCache, "_make_writable", losing)
 
 
 @hidden("paged", "SHARE-05")

@@ -6,15 +6,15 @@ from contextlib import nullcontext
 import numpy as np
 
 from bugs.plant import bug, in_source
+from kvref.tier_queue import TierSegment
 from kvref.tiered import TieredCache
-from kvref.tiers import Run
 
 
 @bug("TIER-02")
 def the_store_quantizes_what_was_given(patch):
     in_source(
         patch,
-        "kvref.tiered.TieredCache._settle",
+        "kvref.tiered.TieredCache._migrate",
         "target.write(keys, values)",
         "target.write(keys + np.float32(2**-9), values)",
     )
@@ -30,8 +30,8 @@ def only_one_batch_migrates_an_append(patch):
     in_source(
         patch,
         "kvref.tiered.TieredCache.append",
-        "self._settle()",
-        "self._settle() if start == 0 else None",
+        "self._migrate()",
+        "self._migrate() if start == 0 else None",
     )
 
 
@@ -111,7 +111,7 @@ def the_range_is_looked_at_before_the_tail_rounds(patch):
 
 @bug("TIER-14")
 def the_warm_tier_is_skipped(patch):
-    in_source(patch, "kvref.tiered.TieredCache._settle", "target.write(keys, values)", "self._tiers[-1].write(keys, values)")
+    in_source(patch, "kvref.tiered.TieredCache._migrate", "target.write(keys, values)", "self._tiers[-1].write(keys, values)")
 
 
 @bug("TIER-15")
@@ -139,15 +139,15 @@ def an_append_is_locked_token_by_token(patch):
 @bug("TIER-12")
 def nothing_is_locked(patch):
     patch.setattr("kvref.tiered.RLock", nullcontext)
-    slots = Run.slots
+    slots = TierSegment.slots
 
     def slow(self, start, stop):
         time.sleep(0.0002)  # between finding the slot and marking it as used: lets another thread run
         return slots(self, start, stop)
 
-    patch.setattr(Run, "slots", slow)
+    patch.setattr(TierSegment, "slots", slow)
 
 
 @bug("TIER-10")
 def the_oldest_run_is_drained_past_its_end(patch):
-    in_source(patch, "kvref.tiers.Tier.let_go", "min(count, run.stop - run.start)", "count")
+    in_source(patch, "kvref.tier_queue.Tier.remove_oldest", "min(count, segment.stop - segment.start)", "count")

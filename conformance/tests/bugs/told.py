@@ -5,7 +5,7 @@ import numpy as np
 from bugs.plant import bug, in_source
 from kvref.attention import attention
 from kvref.paged import PagedCache
-from kvref.prefix import PrefixCache, Told
+from kvref.prefix import CommittedTokens, PrefixCache
 
 REMOVE = "kvref.paged.PagedCache.remove"
 
@@ -17,7 +17,7 @@ def a_cut_where_a_block_ends_keeps_the_keys_behind_it(patch):
         if length % block_size:
             self.keys = self.keys[: length // block_size]
 
-    patch.setattr(Told, "cut", cut)
+    patch.setattr(CommittedTokens, "truncate", cut)
 
 
 @bug("PREFIX-02")
@@ -25,7 +25,7 @@ def tokens_of_a_block_that_is_not_full_may_be_contradicted(patch):
     commit = PrefixCache.commit
 
     def of_full_blocks(self, sequence, tokens):
-        told = self._told.get(int(sequence))
+        told = self._committed.get(int(sequence))
         if told is not None:
             told.tokens = told.tokens[: len(told.keys) * self.config.block_size]
         commit(self, sequence, tokens)
@@ -54,7 +54,7 @@ def the_latest_salt_is_everyones(patch):
 
     def remembering(self, tokens, salt=""):
         sequence = begin(self, tokens, salt)
-        for told in self._told.values():
+        for told in self._committed.values():
             told.salt = salt
         return sequence
 
@@ -67,7 +67,7 @@ def a_fork_has_no_salt(patch):
 
     def without(self, sequence):
         child = fork(self, sequence)
-        self._told[child] = Told("", self._told[child].tokens)
+        self._committed[child] = CommittedTokens("", self._committed[child].tokens)
         return child
 
     patch.setattr(PrefixCache, "fork", without)
@@ -83,9 +83,9 @@ def forks_do_not_count_as_sequences(patch):
         return child
 
     def in_spite_of_them(self):
-        if {*self._told} - self.__dict__.get("forked", set()):
+        if {*self._committed} - self.__dict__.get("forked", set()):
             reset(self)
-        self.pool.forget()
+        self.pool.clear_index()
 
     patch.setattr(PrefixCache, "fork", noted)
     patch.setattr(PrefixCache, "reset", in_spite_of_them)

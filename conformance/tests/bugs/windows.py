@@ -4,7 +4,7 @@ from bugs.attention import masked_tokens_weigh_zero_times_nan
 from bugs.plant import bug, hidden, in_source, real
 from kvref.attention import Sight
 from kvref.backend import ReferenceBackend
-from kvref.blocks import BlockTables
+from kvref.block_tables import BlockTables
 from kvref.windowed import WindowedCache
 
 INIT = "kvref.windowed.WindowedCache.__init__"
@@ -180,7 +180,7 @@ def minus_infinity_is_a_sink_of_zero(patch):
     )
 
 
-RELEASE = "kvref.sequences.Sequences.release_before"
+RELEASE = "kvref.block_sequences.PagedSequences.release_before"
 
 
 @bug("WIN-09")
@@ -195,13 +195,16 @@ def a_block_stays_that_is_not_seen(patch):
 
 @bug("WIN-09")
 def blocks_are_given_back_twice(patch):
-    in_source(patch, "kvref.blocks.BlockTables.release", "part[held] = NO_BLOCK", "pass")
+    in_source(patch, "kvref.block_tables.BlockTables.release", "layer[entry] = NO_BLOCK", "pass")
 
 
 @bug("WIN-09")
 def what_was_given_back_is_read_as_somebody_elses(patch):
     in_source(
-        patch, "kvref.sequences.Sequences._held", "if position < (first := int(self._tables.first(table).max()))", "if False"
+        patch,
+        "kvref.block_sequences.PagedSequences._check_position",
+        "if position < (first := int(self._tables.first(table).max()))",
+        "if False",
     )
 
 
@@ -209,7 +212,7 @@ def what_was_given_back_is_read_as_somebody_elses(patch):
 def a_fork_takes_what_was_given_back(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockTables.fork",
+        "kvref.block_tables.BlockTables.fork",
         ", self.released[new] = self.lengths[table], self.released[table]",
         " = self.lengths[table]",
     )
@@ -217,12 +220,17 @@ def a_fork_takes_what_was_given_back(patch):
 
 @bug("WIN-09")
 def a_table_that_is_closed_is_released_for_the_next(patch):
-    in_source(patch, "kvref.blocks.BlockTables.cut", "self.released[table] = ", "_ = ")
+    in_source(patch, "kvref.block_tables.BlockTables.cut", "self.released[table] = ", "_ = ")
 
 
 @bug("WIN-09")
 def a_cut_below_what_was_given_back_goes_through(patch):
-    in_source(patch, "kvref.sequences.Sequences.truncate", "length < (first := int(self._tables.first(table).max()))", "False")
+    in_source(
+        patch,
+        "kvref.block_sequences.PagedSequences.truncate",
+        "length < (first := int(self._tables.first(table).max()))",
+        "False",
+    )
 
 
 @bug("WIN-09")

@@ -5,7 +5,7 @@ import numpy as np
 
 from kvref import PagedCache, PagedConfig, PrefixCache
 from kvref.attention import attention
-from kvref.rotary import Rotary
+from kvref.rope import Rotary
 
 ONE = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1}
 SHARED, ALONE = "#2f7fd1", "#b3261e"

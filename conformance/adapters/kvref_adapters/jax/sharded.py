@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import kvref
 from kvref.attention import accept_query
 from kvref.errors import CapacityExceeded, PositionOutOfRange, RankOutOfRange, in_range
-from kvref.inputs import accept_pair
+from kvref.validation import accept_pair
 from kvref_adapters.jax.functions import JaxFunctions
 from kvref_conformance.outcome import CannotRun
 

@@ -11,7 +11,7 @@ from litgpt.generate.base import batched_generate_fn, generate
 from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
 
 from kvref.canary import Canary, weights
-from kvref.canary.shape import EPSILON
+from kvref.canary.dimensions import EPSILON
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_conformance.families.engine.whole import WholePrompts
 from kvref_conformance.outcome import NotOffered

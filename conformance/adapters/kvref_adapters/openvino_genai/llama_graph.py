@@ -12,7 +12,7 @@ from openvino import opset15 as op
 from openvino.op.util import Variable, VariableInfo
 
 from kvref.canary import Canary, Weights, weights
-from kvref.canary.shape import EPSILON
+from kvref.canary.dimensions import EPSILON
 
 
 def llama_graph(canary: Canary) -> Any:

@@ -22,7 +22,7 @@ import torch
 import kvref
 from kvref.attention import accept_query
 from kvref.errors import CapacityExceeded, PositionOutOfRange, RankLost, RankOutOfRange, in_range
-from kvref.inputs import accept_pair
+from kvref.validation import accept_pair
 from kvref_adapters.torch import rank_process
 from kvref_conformance.interface import Level
 

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from kvref.canary import Canary, weights
-from kvref.canary.shape import EPSILON
+from kvref.canary.dimensions import EPSILON
 from kvref_conformance.arrays import NDArray
 
 OPSET, IR = 18, 9

@@ -216,7 +216,7 @@ def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range,
     """Removes tokens with theta from a fork, and forks it: keys that moved are rotated in every layer, all others are unchanged.
 
     cut: the number of tokens that are truncated after the removal.
-    The bound of a number is that of `kvref.rotary`, 3 * 2^-24 times the length of its pair, plus the rounding to the dtype.
+    The bound of a number is that of `kvref.rope`, 3 * 2^-24 times the length of its pair, plus the rounding to the dtype.
     """
     subject.need(sequences=3)
     handle = with_room(subject, 18, dtype=dtype, head_dim=6)

@@ -7,7 +7,7 @@ from kvref.array import Array
 from kvref_conformance.interface import Batch, BatchStep, Offsets, Query, Saved, Tables, Tokens
 
 Span = Sequence[int] | None  # the range [start, stop), as a list of two numbers; None is all
-Layout = Literal["halves", "pairs"]  # which numbers of a head form a rotary pair: see kvref.rotary
+Layout = Literal["halves", "pairs"]  # which numbers of a head form a rotary pair: see kvref.rope
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 _LAYER = "SequenceNotFound LayerOutOfRange"

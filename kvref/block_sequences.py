@@ -1,10 +1,10 @@
 """Sequences whose tokens are in blocks of one pool: the base classes of the paged, prefix and grouped caches.
 
-This module allocates, shares, copies and frees blocks (chapters PAGED, SHARE and EDIT). It does not read or write tokens: the
-caches derived from these classes store them, and copy a block's tokens on request (`_copy`).
+These classes allocate, share, copy and free blocks (chapters PAGED, SHARE and EDIT). They do not read or write tokens: the caches
+derived from them do, and copy a block's tokens on request (`_copy_blocks`).
 
-A sequence has one table in BlockTables, which contains the block tables of all its layers. The token at position p of a layer is
-in entry p // block_size, at offset p % block_size.
+A sequence has one table in BlockTables: a list of blocks per layer. The token at position p of a layer is in the block at index
+p // block_size of the list, at offset p % block_size.
 """
 
 from abc import ABC, abstractmethod
@@ -15,12 +15,22 @@ from numpy.typing import NDArray
 
 from kvref.array import Array
 from kvref.backend import Backend
-from kvref.blocks import BlockPool, BlockTables
+from kvref.block_pool import BlockPool
+from kvref.block_tables import BlockTables
 from kvref.errors import LayerOutOfRange, NotTruncatable, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, integer
 
 
-class Holders(ABC):
-    """Creates, forks, truncates and drops sequences, and prepares their blocks for writing.
+class BlockOwner(ABC):
+    """Sequences that own blocks of one pool: it creates, forks, truncates and drops them, and makes their blocks writable.
+
+    It owns the pool and the block tables. Three invariants hold between any two calls:
+
+    - The number of references of a block is the number of table entries that list it (LAW-03). Without references it is free.
+    - A block with one reference belongs to one sequence, which writes to it in place. A block with more is shared: before a write
+      to it, the writer gets a copy (copy-on-write, SHARE-05).
+    - A call gets all the blocks that it needs, or raises OutOfBlocks and changes nothing (PAGED-05, SHARE-07).
+
+    Every write goes through `_make_writable`, which allocates new entries and copies shared blocks.
 
     Ids of sequences count up from 0 and are never reused (PAGED-01). Every method that receives an id raises SequenceNotFound if
     it is not the id of a live sequence (PAGED-08).
@@ -34,7 +44,7 @@ class Holders(ABC):
         self._next_sequence = 0
 
     @abstractmethod
-    def _copy(self, sources: list[int], targets: list[int]) -> None:
+    def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         """Copy the tokens of each block in `sources` to the block at the same index of `targets`."""
 
     @property
@@ -85,7 +95,7 @@ class Holders(ABC):
         length = in_range(length, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "length")
         if 0 < length < (first := int(self._tables.first(table).max())):
             raise NotTruncatable(f"cannot truncate to {length}: blocks before position {first} were released")
-        self._cut(table, length)
+        self._set_lengths(table, length)
 
     def _table(self, sequence: int) -> int:
         """The number of a sequence's block table. Raises SequenceNotFound."""
@@ -94,17 +104,17 @@ class Holders(ABC):
             raise SequenceNotFound(f"unknown sequence {sequence!r} (never created, or already dropped)")
         return self._table_of[number]
 
-    def _missing(self, table: int, num_tokens: int) -> dict[int, int]:
-        """How many entries a table lacks for `num_tokens` tokens, as the argument `more` of `_prepare`."""
-        return {table: max(0, self._tables.entries_for(num_tokens) - int(self._tables.counts[table]))}
+    def _missing_entries(self, table: int, num_tokens: int) -> dict[int, int]:
+        """The number of entries that a table lacks for `num_tokens` tokens, as the argument `more` of `_make_writable`."""
+        return {table: max(0, self._tables.entries_for(num_tokens) - self._tables.count(table))}
 
-    def _prepare(self, more: Mapping[int, int], tables: Array, layers: Array, positions: Array) -> None:
+    def _make_writable(self, more: Mapping[int, int], tables: Array, layers: Array, positions: Array) -> None:
         """Allocate entries and copy shared blocks, so that the positions can be written.
 
         more: the number of new entries, by table. tables, layers and positions broadcast against each other. Raises OutOfBlocks
         and changes nothing if there are too few free blocks for all of it (PAGED-05, SHARE-07).
         """
-        places = self._shared(tables, layers, positions // self._tables.block_size)
+        places = self._places_to_copy(tables, layers, positions // self._tables.block_size)
         needed = self._tables.num_layers * sum(more.values())
         if needed + len(places) > self.pool.num_free:
             raise OutOfBlocks(f"out of blocks: {needed + len(places)} needed, {self.pool.num_free} free")
@@ -113,47 +123,51 @@ class Holders(ABC):
         if places:
             targets = self.pool.allocate_many(len(places))
             sources = [self._tables.replace(*place, block) for place, block in zip(places, targets.tolist(), strict=True)]
-            self._copy(sources, targets.tolist())
+            self._copy_blocks(sources, targets.tolist())
             for source in sources:  # not free_many: a source can occur twice
                 self.pool.free(source)
 
-    def _shared(self, tables: Array, layers: Array, entries: Array) -> list[tuple[int, int, int]]:
+    def _places_to_copy(self, tables: Array, layers: Array, entries: Array) -> list[tuple[int, int, int]]:
         """The places (table, layer, entry) whose blocks must be copied before they are written to (SHARE-05).
 
-        If several places write to the same block, and nothing else needs it, the last of them keeps the original.
+        The arguments broadcast. If several places write to the same block, and nothing else needs it, the last of them keeps the
+        original.
         """
-        entries = np.minimum(entries, self._tables.counts[tables])  # new entries have no block yet: nothing to copy
-        blocks = self._tables.at(tables, layers, entries)
-        shared = self._kept(blocks)
-        if not shared.any():
+        blocks = self._tables.at(tables, layers, entries)  # NO_BLOCK for new entries, which are not yet in the tables
+        protected = self._needs_copy(blocks)
+        if not protected.any():
             return []
-        all_places = (np.broadcast_to(each, blocks.shape)[shared].tolist() for each in (tables, layers, entries))
-        places = dict(zip(zip(*all_places, strict=True), blocks[shared].tolist(), strict=True))
-        others = {block: self._others(block) for block in places.values()}
-        copied = []
+        all_places = (np.broadcast_to(each, blocks.shape)[protected].tolist() for each in (tables, layers, entries))
+        places = dict(zip(zip(*all_places, strict=True), blocks[protected].tolist(), strict=True))  # each place once
+        copies_left = {block: self._copies_needed(block) for block in places.values()}
+        to_copy = []
         for place, block in places.items():
-            if others[block]:
-                others[block] -= 1
-                copied.append(place)
-        return copied
+            if copies_left[block]:
+                copies_left[block] -= 1
+                to_copy.append(place)
+        return to_copy
 
-    def _kept(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which blocks must not be overwritten in place: shared blocks, in a prefix cache also cached blocks."""
+    def _needs_copy(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Mask of blocks that must not be overwritten in place: shared blocks, in a prefix cache also cached blocks."""
         return self.pool.shared(blocks)
 
-    def _others(self, block: int) -> int:
-        """How many of the block's references need a copy to write to: all but one, and all if the block is cached."""
+    def _copies_needed(self, block: int) -> int:
+        """How many owners of a block need a copy if all of them write to it: all but one, and all if the block is cached."""
         return self.pool.references(block) - 1
 
-    def _cut(self, table: int, lengths: int | NDArray[np.int64]) -> None:
+    def _set_lengths(self, table: int, lengths: int | NDArray[np.int64]) -> None:
         """Set the length of each layer of a table, and free the blocks past the longest."""
         self._tables.lengths[table] = lengths
         entries = self._tables.entries_for(int(self._tables.lengths[table].max()))
         self.pool.free_many(self._tables.cut(table, entries))
 
 
-class Sequences(Holders):
-    """Sequences with one table per layer. Layers are written one by one and can have different lengths (PAGED)."""
+class PagedSequences(BlockOwner):
+    """Sequences with one block table per layer: the part of a paged cache that reads and extends the tables (chapter PAGED).
+
+    Layers are written one by one and can have different lengths. Blocks are allocated for all layers at once, so that all tables
+    of a sequence have the same number of entries.
+    """
 
     def release_before(self, sequence: int, position: int) -> None:
         """Free the blocks, in every layer, whose positions are all before `position`, because no window sees them (WIN-09).
@@ -174,8 +188,8 @@ class Sequences(Holders):
         `num_tokens` is negative; SequenceNotFound.
         """
         table = self._table(sequence)
-        missing = self._missing(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
-        self._prepare(missing, table, 0, np.arange(0))
+        missing = self._missing_entries(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
+        self._make_writable(missing, table, 0, np.arange(0))
 
     def length(self, sequence: int, layer: int) -> int:
         """Return the number of tokens in a layer, not its capacity (PAGED-09). Raises SequenceNotFound or LayerOutOfRange."""
@@ -204,7 +218,7 @@ class Sequences(Holders):
         Raises PositionOutOfRange if they are not within the capacity or are released, SequenceNotFound or LayerOutOfRange.
         """
         table, layer = self._table(sequence), self._layer(layer)
-        start = self._held(table, start, None, "start")
+        start = self._check_position(table, start, None, "start")
         end = start + in_range(count, None, PositionOutOfRange, "count")
         in_range(end, self._tables.capacity(table) + 1, PositionOutOfRange, "start + count")
         slots: list[int] = self._tables.slots(table, layer, np.arange(start, end)).tolist()
@@ -219,18 +233,17 @@ class Sequences(Holders):
     def _layer(self, layer: int) -> int:
         return in_range(layer, self._tables.num_layers, LayerOutOfRange, "layer")
 
-    def _held(self, table: int, position: int, stop: int | None, what: str) -> int:
+    def _check_position(self, table: int, position: int, stop: int | None, what: str) -> int:
         """`position` as a Python int. Raises PositionOutOfRange unless it is in [0, stop) and not released."""
         position = in_range(position, stop, PositionOutOfRange, what)
         if position < (first := int(self._tables.first(table).max())):
             raise PositionOutOfRange(f"{what}: {position} was released: positions from {first} on remain")
         return position
 
-    def _missing_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:
-        """`_missing` for several tables, which can occur more than once."""
-        missing = self._tables.entries_for(num_tokens) - self._tables.counts[tables]
-        short = (missing > 0).nonzero()[0]
+    def _missing_entries_of_batch(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:
+        """`_missing_entries` for several tables. If a table occurs more than once, its largest number counts."""
         more: dict[int, int] = {}
-        for table, count in zip(tables[short].tolist(), missing[short].tolist(), strict=True):
-            more[table] = max(count, more.get(table, 0))  # a sequence named twice: the larger count is for both
+        for table, needed in zip(tables.tolist(), self._tables.entries_for(num_tokens).tolist(), strict=True):
+            if (missing := needed - self._tables.count(table)) > 0:
+                more[table] = max(missing, more.get(table, 0))
         return more

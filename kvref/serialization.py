@@ -28,8 +28,8 @@ import numpy as np
 
 from kvref.array import ITEM_BYTES, Array
 from kvref.backend import Backend
-from kvref.contents import PIECE, Bits, Contents, Saved, Stretch, counter, from_bits, to_bits
 from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, ShapeMismatch
+from kvref.snapshot import CHUNK_BYTES, Bits, Contents, SavedState, TokenSpan, counter, from_bits, to_bits
 
 try:
     from zlib_ng.zlib_ng import crc32  # the same checksum in a third of the time; pip install kvref[files]
@@ -47,11 +47,16 @@ NAMES = {
 Entries: TypeAlias = dict[str, dict[str, Any]]  # tensors of a header: dtype, shape and data_offsets, by name
 
 
-class Movable(ABC):
-    """Base class of caches that are saved and loaded as a whole."""
+class Serializable(ABC):
+    """Base class of caches that are saved and loaded as a whole (chapter MOVE).
+
+    A subclass describes its contents as spans of slots (`contents`), and allocates room for described contents in a new cache
+    (`_allocate_for`). This class writes and reads the bytes. `load` fills a new cache, and takes over its attributes
+    (`_saved_attributes`) after the checksum matched: a load that fails changes nothing.
+    """
 
     _backend: Backend
-    _moved: ClassVar[tuple[str, ...]]  # the attributes that contain what is saved
+    _saved_attributes: ClassVar[tuple[str, ...]]  # the attributes that contain what is saved
 
     def save(self) -> Array:
         """Return the contents of the cache as the bytes of a file: uint8 [n] (MOVE-01).
@@ -66,18 +71,19 @@ class Movable(ABC):
         Raises FileDamaged; ConfigError if the sizes or formats differ (MOVE-02); CapacityExceeded if there is no room;
         ShapeMismatch or DtypeMismatch for `data`. If it raises, nothing has changed (MOVE-03).
         """
-        self.receive(opened(data, self._backend))
+        self.receive(open_bytes(data, self._backend))
 
     def receive(self, file: BinaryIO) -> None:
         """`load` from an open binary file. Used by `kvref.load`."""
-        new = self._another()  # its contents replace those of this one after the checksum matched
+        new = self._new_cache()  # its contents replace those of this one after the checksum matched
         empty = new.contents()
-        read(file, empty.kind, empty.shape, new._make_room, self._backend)
-        for name in self._moved:
+        saved_file = SavedFile(file, empty.kind, empty.shape)
+        saved_file.read_into(new._allocate_for(saved_file.saved), self._backend)
+        for name in self._saved_attributes:
             setattr(self, name, getattr(new, name))
 
     @abstractmethod
-    def _another(self) -> Self:
+    def _new_cache(self) -> Self:
         """A new cache of the same configuration."""
 
     @abstractmethod
@@ -85,8 +91,8 @@ class Movable(ABC):
         """Describe what `save` writes."""
 
     @abstractmethod
-    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
-        """Set the counters of a new cache to saved ones, and return its stretches. Raises FileDamaged or CapacityExceeded."""
+    def _allocate_for(self, saved: SavedState) -> Sequence[TokenSpan]:
+        """Set the counters of a new cache to saved ones, and return its spans. Raises FileDamaged or CapacityExceeded."""
 
 
 def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> None:
@@ -98,18 +104,18 @@ def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> 
     Raises OSError, and for a sequence or a part as `PagedCache.save` does.
     """
     path, contents = Path(path), cache.contents(*which, **part)
-    beside = path.with_name(f".kvref-{secrets.token_hex(8)}")
+    temporary = path.with_name(f".kvref-{secrets.token_hex(8)}")
     try:
-        with open(beside, "xb") as file:
+        with open(temporary, "xb") as file:
             write(contents, file, cache._backend)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise
-    _settle(path.parent)
+    _fsync_directory(path.parent)
 
 
 def load(cache: Any, path: str | os.PathLike[str], *which: Any) -> None:
@@ -131,7 +137,7 @@ def as_array(contents: Contents, backend: Backend) -> Array:
     return backend.asarray(np.frombuffer(out.getvalue(), np.uint8).copy())
 
 
-def opened(data: Array, backend: Backend) -> BinaryIO:
+def open_bytes(data: Array, backend: Backend) -> BinaryIO:
     """Return bytes, or an array uint8 [n], as an open binary file. Raises ShapeMismatch or DtypeMismatch."""
     if not isinstance(data, bytes | bytearray | memoryview):
         if not hasattr(data, "shape"):
@@ -145,78 +151,78 @@ def opened(data: Array, backend: Backend) -> BinaryIO:
 
 
 def write(contents: Contents, file: BinaryIO, backend: Backend) -> None:
-    """Write contents to an open binary file, in chunks: at most about 2 * PIECE bytes are in memory at a time."""
+    """Write contents to an open binary file, in chunks: at most about 2 * CHUNK_BYTES are in memory at a time."""
     checksum = Checksum()
 
     def out(part: bytes | memoryview) -> None:
         checksum.update(part)
         file.write(part)
 
-    said = {"format": "kvref", "version": str(VERSION), "kind": contents.kind}
-    said |= {"shape": _json(contents.shape), "state": _json(contents.state)}
-    header = _json({"__metadata__": said, **_entries(contents.stretches)}).encode()
+    metadata = {"format": "kvref", "version": str(VERSION), "kind": contents.kind}
+    metadata |= {"shape": _to_json(contents.shape), "state": _to_json(contents.state)}
+    header = _to_json({"__metadata__": metadata, **_header_entries(contents.spans)}).encode()
     header += b" " * (-len(header) % 8)
     out(len(header).to_bytes(8, "little"))
     out(header)
-    for stretch in contents.stretches:
-        for name, shape, dtype in stretch.fields():
-            for slots in stretch.pieces(ITEM_BYTES[dtype] * prod(shape)):
-                out(to_bits(stretch.take(name, slots), backend).data)
+    for span in contents.spans:
+        for name, shape, dtype in span.fields():
+            for slots in span.chunks(ITEM_BYTES[dtype] * prod(shape)):
+                out(to_bits(span.get(name, slots), backend).data)
     file.write(checksum.digest())
 
 
-def read(
-    file: BinaryIO,
-    kind: str,
-    shape: Mapping[str, int | float | str],
-    place: Callable[[Saved], Sequence[Stretch]],
-    backend: Backend,
-) -> None:
-    """Read a file into the stretches that `place` returns for its counters.
+class SavedFile:
+    """An open file with a saved cache, which is read in two steps: the header, then the tensors.
 
-    kind, shape: those of the loading cache, which the file must have too. The stretches must be memory that is not in use,
-    because the file can be damaged: the checksum is compared last.
-
-    Raises FileDamaged or ConfigError, and the errors of `place`.
+    Between the steps, the caller allocates memory for what the header describes (`saved`). This memory must not be in use before
+    `read_into` has returned, because the file can be damaged: the checksum is compared last.
     """
-    checksum = Checksum()
 
-    def take(count: int) -> Bits:
+    def __init__(self, file: BinaryIO, kind: str, shape: Mapping[str, int | float | str]) -> None:
+        """Read the header. kind, shape: those of the loading cache, which the file must have too.
+
+        Raises FileDamaged or ConfigError.
+        """
+        self._file, self._checksum = file, Checksum()
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        self._entries, metadata = _read_header(self._take, size)
+        if metadata["kind"] != kind:
+            raise ConfigError(f"file: expected a saved {kind} cache, got a saved {metadata['kind']} cache")
+        theirs, state = _parse_object(metadata["shape"], "shape"), _parse_object(metadata["state"], "state")
+        if theirs != dict(shape):
+            raise ConfigError(f"file: expected data of a cache with {dict(shape)}, got {theirs}")
+        self.saved = SavedState(state, {name: entry["shape"][0] for name, entry in self._entries.items()})
+
+    def read_into(self, spans: Sequence[TokenSpan], backend: Backend) -> None:
+        """Read all tensors into the slots of these spans, and compare the checksum. Raises FileDamaged."""
+        if _header_entries(spans) != self._entries:
+            raise FileDamaged("file: its tensors do not match its counters")
+        for span in spans:
+            dtypes = span.store.dtypes
+            for name, token, dtype in span.fields():
+                token_bytes = ITEM_BYTES[dtype] * prod(token)
+                for slots in span.chunks(token_bytes):
+                    bits = self._take(len(slots) * token_bytes)
+                    span.put(name, slots, from_bits(bits, (len(slots), *token), dtypes[name], backend), backend)
+        wanted = self._checksum.digest()
+        if self._file.read() != wanted:
+            raise FileDamaged("file: the checksum does not match the contents")
+
+    def _take(self, count: int) -> Bits:
+        """The next `count` bytes, which the checksum includes. Raises FileDamaged at the end of the file."""
         part = np.empty(count, np.uint8)  # fresh memory, because an array library can keep a reference to it
-        if file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has readinto
+        if self._file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has readinto
             raise FileDamaged(f"file: expected {count} more bytes, got the end of the file")
-        checksum.update(part.data)
+        self._checksum.update(part.data)
         return part
-
-    size = file.seek(0, io.SEEK_END)
-    file.seek(0)
-    entries, said = _header(take, size)
-    if said["kind"] != kind:
-        raise ConfigError(f"file: expected a saved {kind} cache, got a saved {said['kind']} cache")
-    theirs, state = _object(said["shape"], "shape"), _object(said["state"], "state")
-    if theirs != dict(shape):
-        raise ConfigError(f"file: expected data of a cache with {dict(shape)}, got {theirs}")
-    counts = {name: entry["shape"][0] for name, entry in entries.items()}
-    stretches = place(Saved(state, counts))
-    if _entries(stretches) != entries:
-        raise FileDamaged("file: its tensors do not match its counters")
-    for stretch in stretches:
-        parts = stretch.store.dtypes
-        for name, token, dtype in stretch.fields():
-            token_bytes = ITEM_BYTES[dtype] * prod(token)
-            for slots in stretch.pieces(token_bytes):
-                bits = take(len(slots) * token_bytes)
-                stretch.put(name, slots, from_bits(bits, (len(slots), *token), parts[name], backend), backend)
-    wanted = checksum.digest()
-    if file.read() != wanted:
-        raise FileDamaged("file: the checksum does not match the contents")
 
 
 def verify(file: BinaryIO) -> None:
     """Compare the checksum of a file, and read nothing else. Raises FileDamaged."""
     left, checksum = file.seek(0, io.SEEK_END) - CRC_BYTES, Checksum()
     file.seek(0)
-    while left > 0 and (part := file.read(min(left, PIECE))):
+    while left > 0 and (part := file.read(min(left, CHUNK_BYTES))):
         checksum.update(part)
         left -= len(part)
     if left or file.read() != checksum.digest():
@@ -255,18 +261,18 @@ class Checksum:
             self._thread.join()
 
 
-def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, str]]:
+def _read_header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, str]]:
     """The tensors and the metadata of a file of `size` bytes, checked for consistency. Raises FileDamaged or ConfigError."""
     length = int.from_bytes(take(8).tobytes(), "little")
     if length > min(size - 8, LONGEST_HEADER):
         raise FileDamaged(f"file: expected a header that ends within its {size} bytes, got one of {length}")
-    entries = _object(take(length).tobytes().decode("utf-8", "replace"), "header")
-    said = entries.pop("__metadata__", None)
-    if not isinstance(said, dict) or said.get("format") != "kvref":
+    entries = _parse_object(take(length).tobytes().decode("utf-8", "replace"), "header")
+    metadata = entries.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or metadata.get("format") != "kvref":
         raise FileDamaged("file: not written by kvref")
-    if (version := str(said.get("version"))) != str(VERSION):
+    if (version := str(metadata.get("version"))) != str(VERSION):
         raise ConfigError(f"file: expected version {VERSION}, got {version[:20]!r}")
-    if not all(isinstance(said.get(name), str) for name in ("kind", "shape", "state")):
+    if not all(isinstance(metadata.get(name), str) for name in ("kind", "shape", "state")):
         raise FileDamaged("file: its header lacks the kind, shape or state")
     at, dtypes = 0, {short: ITEM_BYTES[name] for name, short in NAMES.items()}
     for name, entry in entries.items():
@@ -279,10 +285,10 @@ def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, 
         at = end
     if at + 8 + length != size or not entries or list(entries)[-1] != CHECKSUM:
         raise FileDamaged(f"file: expected {at + 8 + length} bytes that end with a checksum, got {size}")
-    return entries, said
+    return entries, metadata
 
 
-def _entries(stretches: Sequence[Stretch]) -> Entries:
+def _header_entries(spans: Sequence[TokenSpan]) -> Entries:
     """The header's entries for these tensors and the checksum, in the order of the file."""
     found, at = Entries(), 0
 
@@ -292,18 +298,18 @@ def _entries(stretches: Sequence[Stretch]) -> Entries:
         found[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
         at = end
 
-    for stretch in stretches:
-        for name, token, dtype in stretch.fields():
-            add(f"{stretch.name}.{name}", dtype, (len(stretch.slots), *token))
+    for span in spans:
+        for name, token, dtype in span.fields():
+            add(f"{span.name}.{name}", dtype, (len(span.slots), *token))
     add(CHECKSUM, "uint8", (CRC_BYTES,))
     return found
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=False)
 
 
-def _object(text: str, what: str) -> dict[str, Any]:
+def _parse_object(text: str, what: str) -> dict[str, Any]:
     """A JSON object. Raises FileDamaged."""
     try:
         found = json.loads(text)
@@ -314,7 +320,7 @@ def _object(text: str, what: str) -> dict[str, Any]:
     return found
 
 
-def _settle(folder: Path) -> None:
+def _fsync_directory(folder: Path) -> None:
     """Write a folder's entries to the disk, so that a rename survives a crash. Not possible on Windows."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)

@@ -24,7 +24,7 @@ from kvref.backend import Backend, Slots, reference, slots_to_gather
 from kvref.errors import KeyNotFound, OutOfBlocks, ShapeMismatch, whole
 from kvref.formats import Quantized
 from kvref.paged import PagedCache
-from kvref.slots import SlotStore, TokenStore
+from kvref.token_store import SlotStore, TokenStore
 
 Key = Hashable
 Keys = Sequence[Key]

@@ -1,6 +1,6 @@
 """Descriptions of what is saved and loaded: tensors and the slots of their tokens, sizes, formats and counters.
 
-`kvref.transfer` writes files from these descriptions, and reads files into them.
+`kvref.serialization` writes files from these descriptions, and reads files into them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from kvref.backend import Backend
 from kvref.errors import FileDamaged, integer
 from kvref.formats import Format
 from kvref.formats.base import stored_as
-from kvref.formats.static import StaticFloat8
-from kvref.slots import SlotStore, TokenStore
+from kvref.formats.static_scales import StaticFloat8
+from kvref.token_store import SlotStore, TokenStore
 
-PIECE = 2**22  # bytes that are copied at a time
+CHUNK_BYTES = 2**22  # bytes that are copied at a time
 EVERY_DTYPE = cast(Namespace, SimpleNamespace(**dict.fromkeys(("float32", "float16", "bfloat16"))))  # all dtypes of files
 SCALES = ("key_scale", "value_scale")  # fields of a config
 Bits: TypeAlias = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TokenSpan:
     """Tokens in slots of a store, which are saved as tensors with a common name.
 
     - `name`: the first part of the tensors' names, such as "layers.0.keys".
@@ -45,13 +45,13 @@ class Stretch:
         for name, (shape, dtype) in zip(self.store.fields, parts, strict=True):
             yield name, shape if self.heads is None else (len(self.heads), *shape[1:]), dtype
 
-    def pieces(self, token_bytes: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the slots in chunks of at most PIECE bytes. token_bytes: the size of a token in the tensor."""
-        count = max(1, PIECE // max(1, token_bytes))
+    def chunks(self, token_bytes: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the slots in chunks of at most CHUNK_BYTES. token_bytes: the size of a token in the tensor."""
+        count = max(1, CHUNK_BYTES // max(1, token_bytes))
         for start in range(0, len(self.slots), count):
             yield self.slots[start : start + count]
 
-    def take(self, name: str, slots: NDArray[np.int64]) -> Array:
+    def get(self, name: str, slots: NDArray[np.int64]) -> Array:
         """Return one field of these slots, of `heads` only."""
         whole = self.store.field(name, slots)
         return whole if self.heads is None else whole[:, self.heads.start : self.heads.stop, ...]
@@ -64,9 +64,9 @@ class Stretch:
         self.store.put_field(name, slots, new)
 
 
-def both(name: str, store: TokenStore, slots: NDArray[np.int64], heads: range | None = None) -> list[Stretch]:
-    """The keys and the values of tokens in the same slots."""
-    return [Stretch(f"{name}.{part}", each, slots, heads) for part, each in (("keys", store.keys), ("values", store.values))]
+def key_and_value_spans(name: str, store: TokenStore, slots: NDArray[np.int64], heads: range | None = None) -> list[TokenSpan]:
+    """Return the keys and the values of tokens in the same slots, as two spans."""
+    return [TokenSpan(f"{name}.{part}", each, slots, heads) for part, each in (("keys", store.keys), ("values", store.values))]
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Contents:
     - `kind`: the kind of cache, such as "paged".
     - `shape`: the sizes and formats that a loading cache must have too (MOVE-02).
     - `state`: lengths and counters.
-    - `stretches`: the tokens.
+    - `spans`: the tokens.
     """
 
     kind: str
     shape: Mapping[str, int | float | str]
     state: Mapping[str, Any]
-    stretches: Sequence[Stretch]
+    spans: Sequence[TokenSpan]
 
 
 def shape_of(config: Any, *room: str, formats: Sequence[Format] = ()) -> dict[str, int | float | str]:
@@ -96,7 +96,7 @@ def shape_of(config: Any, *room: str, formats: Sequence[Format] = ()) -> dict[st
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedState:
     """The counters of a file and the lengths of its tensors, before the checksum is verified.
 
     Header and tensors are consistent with each other, but all numbers can be wrong. The methods raise FileDamaged for impossible
@@ -106,11 +106,11 @@ class Saved:
     state: Mapping[str, Any]
     counts: Mapping[str, int] = field(default_factory=dict)  # tokens per tensor, by name
 
-    def count(self, stretch: str) -> int:
-        """Return the number of tokens of the stretch with this name. Raises FileDamaged if there is none."""
-        if f"{stretch}.codes" not in self.counts:
-            raise FileDamaged(f"file: expected a tensor {stretch}.codes, got none")
-        return self.counts[f"{stretch}.codes"]
+    def count(self, span: str) -> int:
+        """Return the number of tokens of the span with this name. Raises FileDamaged if there is none."""
+        if f"{span}.codes" not in self.counts:
+            raise FileDamaged(f"file: expected a tensor {span}.codes, got none")
+        return self.counts[f"{span}.codes"]
 
     def number(self, name: str, most: int | None = None) -> int:
         """Return the counter `name`. Raises FileDamaged unless it is an integer from 0 to `most`."""

@@ -21,7 +21,7 @@ LEAST = {float32.name: 2.0**-23, bfloat16.name: 2.0**-23, float16.name: 2.0**-14
 
 
 @dataclass(frozen=True)
-class Groups(ScaleAGroup):
+class GroupFormat(ScaleAGroup):
     """value = code * scale + zero if `affine`, otherwise value = code * scale.
 
     Affine: codes are in `[0, 2^bits)`, zero = min x, scale = (max x - zero) / (2^bits - 1). Symmetric: codes are in two's
@@ -102,7 +102,7 @@ class Groups(ScaleAGroup):
 
 
 GROUPS = tuple(
-    Groups(bits, group, affine, scale)
+    GroupFormat(bits, group, affine, scale)
     for affine in (False, True)
     for bits in (8, 4, 2)
     for group in (32, 64, 128)

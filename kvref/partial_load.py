@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvref.contents import Saved, counter
 from kvref.errors import ConfigError, FileDamaged, HeadOutOfRange, KVRefError, LayerOutOfRange, PositionOutOfRange, in_range
+from kvref.snapshot import SavedState, counter
 
 Span = Sequence[int] | None  # [start, stop), or None for all
 FURTHEST = 2**31  # the largest first position of a file: the table has an entry for every block before it
 
 
 @dataclass(frozen=True)
-class Whole:
+class SavedSequence:
     """The extent of a saved sequence: the first position that was not released (WIN-09), and the length of each layer."""
 
     first: int
@@ -36,61 +36,65 @@ class Part:
     heads: range
 
     @classmethod
-    def of(cls, whole: Whole, num_heads: int, layers: Span = None, tokens: Span = None, heads: Span = None) -> "Part":
-        """Return the part of `whole` with these ranges, None for all.
+    def of(cls, extent: SavedSequence, num_heads: int, layers: Span = None, tokens: Span = None, heads: Span = None) -> "Part":
+        """Return the part of `extent` with these ranges, None for all.
 
         Raises LayerOutOfRange, PositionOutOfRange or HeadOutOfRange for a range outside the sequence.
         """
         return cls(
-            _span("layers", layers, len(whole.lengths), LayerOutOfRange),
-            _span("tokens", tokens, max(whole.lengths), PositionOutOfRange),
-            _span("heads", heads, num_heads, HeadOutOfRange),
+            _checked_range("layers", layers, len(extent.lengths), LayerOutOfRange),
+            _checked_range("tokens", tokens, max(extent.lengths), PositionOutOfRange),
+            _checked_range("heads", heads, num_heads, HeadOutOfRange),
         )
 
-    def said(self) -> dict[str, list[int]]:
+    def to_json(self) -> dict[str, list[int]]:
         """Return the part as JSON values for a file's state."""
         return {name: [span.start, span.stop] for name, span in vars(self).items()}
 
-    def meets(self, other: "Part") -> bool:
-        """Return whether the two parts overlap."""
+    def overlaps(self, other: "Part") -> bool:
+        """Return whether the two parts have a token, layer and head in common."""
         both = ((self.layers, other.layers), (self.tokens, other.tokens), (self.heads, other.heads))
         return all(max(one.start, two.start) < min(one.stop, two.stop) for one, two in both)
 
 
 @dataclass
-class Arriving:
-    """New contents of a sequence, of which some parts are loaded. They have a table of their own until complete."""
+class PendingLoad:
+    """New contents of a sequence, of which only some parts are loaded.
+
+    The sequence keeps its old contents meanwhile. The new ones are in a table of their own, `table`, which becomes the table of
+    the sequence when all parts are loaded. No two parts overlap, and all parts are of the same saved sequence, `extent`.
+    """
 
     table: int
-    whole: Whole
+    extent: SavedSequence
     parts: list[Part] = field(default_factory=list)
 
-    def check(self, whole: Whole, part: Part) -> None:
-        """Raise ConfigError if `whole` differs from the first part's, or if `part` overlaps a part that is loaded."""
-        if whole != self.whole:
-            raise ConfigError(f"load: expected a part of {self.whole}, like the earlier parts, got one of {whole}")
-        if any(part.meets(other) for other in self.parts):
+    def check(self, extent: SavedSequence, part: Part) -> None:
+        """Raise ConfigError if `extent` differs from the first part's, or if `part` overlaps a part that is loaded."""
+        if extent != self.extent:
+            raise ConfigError(f"load: expected a part of {self.extent}, like the earlier parts, got one of {extent}")
+        if any(part.overlaps(other) for other in self.parts):
             raise ConfigError(f"load: part {part} was loaded already")
 
-    def is_whole(self, everything: Part) -> bool:
+    def is_complete(self, everything: Part) -> bool:
         """Return whether all parts are loaded. everything: the part that is the whole sequence."""
-        return sum(map(self.whole.size, self.parts)) == self.whole.size(everything)
+        return sum(map(self.extent.size, self.parts)) == self.extent.size(everything)
 
 
-def read_part(saved: Saved, num_layers: int, num_heads: int) -> tuple[Whole, Part]:
+def read_part(saved: SavedState, num_layers: int, num_heads: int) -> tuple[SavedSequence, Part]:
     """Return the extent of the saved sequence and the part that a file contains. Raises FileDamaged."""
-    whole = Whole(saved.number("first", FURTHEST), tuple(saved.numbers("lengths", num_layers)))
+    extent = SavedSequence(saved.number("first", FURTHEST), tuple(saved.numbers("lengths", num_layers)))
     spans = {name: saved.numbers(name, 2) for name in ("layers", "tokens", "heads")}
     try:
-        part = Part.of(whole, num_heads, **spans)
+        part = Part.of(extent, num_heads, **spans)
     except KVRefError as error:
         raise FileDamaged(f"file: {error}") from None
     for layer in part.layers:
-        counter(saved.count(f"layers.{layer}.keys") - len(whole.tokens(part, layer)), f"tokens of layer {layer}", most=0)
-    return whole, part
+        counter(saved.count(f"layers.{layer}.keys") - len(extent.tokens(part, layer)), f"tokens of layer {layer}", most=0)
+    return extent, part
 
 
-def _span(name: str, given: Span, stop: int, error: type[KVRefError]) -> range:
+def _checked_range(name: str, given: Span, stop: int, error: type[KVRefError]) -> range:
     """`given` as a range within [0, stop), all of it for None. Raises `error`."""
     if given is None:
         return range(stop)

@@ -1,6 +1,6 @@
 """Rotated formats for backends with writable arrays: rotates rows here, and calls the backend's kernels for the inner format.
 
-The result is that of `kvref.formats.rotated`, with the same order of additions. On a CPU, rows are processed in chunks that fit
+The result is that of `kvref.formats.hadamard`, with the same order of additions. On a CPU, rows are processed in chunks that fit
 into the processor's cache, and there is no rotated copy of all rows.
 """
 
@@ -13,13 +13,13 @@ from kvref.array import Array, Namespace
 from kvref.backend import Backend
 from kvref.formats import Quantized
 from kvref.formats.base import stored_as, widen
-from kvref.formats.rotated import REACH, Rotated, block_of
+from kvref.formats.hadamard import REACH, HadamardFormat, block_of
 
 # Numbers per chunk on a CPU. Not a power of two: the columns of a chunk would compete for the same lines of the cache.
 PIECE = 31 * 2**15
 
 
-def quantize_rotated(backend: Backend, rows: Array, format: Rotated, out: Quantized | None) -> Quantized:
+def quantize_rotated(backend: Backend, rows: Array, format: HadamardFormat, out: Quantized | None) -> Quantized:
     """`Backend.quantize` of rows [..., width] in a rotated format. Raises as `format.quantize` does."""
     rows = widen(rows)
     if len(rows.shape) == 0 or 0 in rows.shape:
@@ -40,7 +40,7 @@ def quantize_rotated(backend: Backend, rows: Array, format: Rotated, out: Quanti
     return out
 
 
-def dequantize_rotated(backend: Backend, stored: Quantized, width: int, format: Rotated, out: Array | None) -> Array:
+def dequantize_rotated(backend: Backend, stored: Quantized, width: int, format: HadamardFormat, out: Array | None) -> Array:
     """`Backend.dequantize` in a rotated format: float32 [..., width]."""
     codes = stored.codes
     if codes.ndim == 0 or 0 in codes.shape:

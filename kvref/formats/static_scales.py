@@ -72,7 +72,7 @@ class StaticFloat8(OneScale):
         rows = finite_rows(rows)
         xp = array_namespace(rows)
         with np.errstate(over="ignore"):  # a quotient that overflows is clipped too
-            quotient = rows / xp.full_like(rows, self.scale)  # an array as the divisor: see kvref.formats.symmetric
+            quotient = rows / xp.full_like(rows, self.scale)  # an array as the divisor: see kvref.formats.row_scales
         most = xp.full_like(quotient, self.small.max)
         return xp.minimum(xp.maximum(quotient, -most), most)
 

@@ -48,7 +48,7 @@ def hadamard(x: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Rotated:
+class HadamardFormat:
     """The format `inner`, applied to rotated rows."""
 
     inner: Format
