@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "_tools"))
 import kvref
 from generate_spec_pages import write_pages
-from kvref_conformance.report.player import SCRIPTS, STATIC, STYLES
+from kvref_conformance.report.player_element import SCRIPTS, STATIC, STYLES
 from player_traces import write_traces
 from sphinx_ext.player import TRACES
 

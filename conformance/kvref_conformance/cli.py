@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvref_conformance.conversation import interrupts
+from kvref_conformance.calls import interrupts
 
 if TYPE_CHECKING:
     import argparse
@@ -47,9 +47,9 @@ _JOBS = (
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    from kvref_conformance.conversation.drivers.guard import SERVED_WITHIN, TIMEOUT
-    from kvref_conformance.judging.asked import EXAMPLES
-    from kvref_conformance.judging.conclusion import LEAST_JUDGED
+    from kvref_conformance.drivers.resource_limits import SERVED_WITHIN, TIMEOUT
+    from kvref_conformance.runner.options import EXAMPLES
+    from kvref_conformance.runner.verdict import LEAST_JUDGED
 
     patience = f"maximum seconds per call (default {TIMEOUT:g}; {SERVED_WITHIN:g} for a server)"
 
@@ -259,8 +259,8 @@ def _server(command: argparse.ArgumentParser) -> None:
 
 def _canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from kvref.canary import Canary
-    from kvref_conformance.canary.architectures import ARCHITECTURES
-    from kvref_conformance.canary.folder import DTYPES
+    from kvref_canary.files.architectures import ARCHITECTURES
+    from kvref_canary.files.huggingface import DTYPES
 
     canary = commands.add_parser(
         "canary",
@@ -313,19 +313,19 @@ def _run(arguments: Sequence[str] | None) -> int:
         run = command(options.command)
     except ImportError as error:
         return _cannot_run(f"{options.command} needs {error.name} (in a clone: pip install '.[conformance]')")
-    from kvref_conformance.checking.registry import CheckError
     from kvref_conformance.clauses import SpecError
-    from kvref_conformance.conversation.trace.file import TraceError
-    from kvref_conformance.judging.xfails import XfailsError
     from kvref_conformance.outcome import CannotRun
     from kvref_conformance.report.json_file import ResultsError
+    from kvref_conformance.runner.expected_failures import ExpectedFailuresError
+    from kvref_conformance.testlib.registry import CheckError
+    from kvref_conformance.traces.format import TraceError
 
     try:
         return run(options)
     except BrokenPipeError:
         sys.stderr.close()  # the reader closed the pipe
         return EXIT_CANNOT_RUN
-    except (CannotRun, SpecError, CheckError, TraceError, ResultsError, XfailsError, OSError) as error:
+    except (CannotRun, SpecError, CheckError, TraceError, ResultsError, ExpectedFailuresError, OSError) as error:
         return _cannot_run(str(error))
 
 

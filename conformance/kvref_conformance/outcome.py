@@ -18,7 +18,7 @@ class NotOffered(Exception):
 
 
 class Declined(NotOffered):
-    """The implementation does not provide an operation. A derived operation may replace it (conversation/derived.py)."""
+    """The implementation does not provide an operation. A derived operation may replace it (calls/derived_operations.py)."""
 
 
 class Broken(AssertionError):
@@ -48,7 +48,7 @@ class Died(Hung):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """The result of one check.
 
     what, expected, got: as in Broken, "" unless the check failed. where: the line of the implementation's code that raised the

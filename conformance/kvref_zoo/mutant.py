@@ -11,7 +11,7 @@ import numpy as np
 import kvref
 from kvref.canary import sized
 from kvref.formats import FORMATS
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.oracle.formats import ROTATED, STATIC
 
 MOST_FORMATS = tuple(name for name in FORMATS if name not in (*STATIC, *ROTATED))  # few mutants use these two

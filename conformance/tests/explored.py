@@ -4,30 +4,29 @@ from collections.abc import Callable
 
 import pytest
 
-from kvref_conformance.conversation.exchange import Error, Exchange, Reply, Request
-from kvref_conformance.exploring.corpus import Run
-from kvref_conformance.exploring.run import Exploring, Listener
-from kvref_conformance.exploring.seen import Failed, Seen
-from kvref_conformance.exploring.steering import Steering
-from kvref_conformance.exploring.units import Unit
-from kvref_conformance.outcome import Broken, Outcome
-from kvref_conformance.searching.found import Finding
+from kvref_conformance.calls.messages import CallError, CallReply, CallRequest, Exchange
+from kvref_conformance.fuzz.campaign import Campaign, Listener
+from kvref_conformance.fuzz.corpus import CampaignRun
+from kvref_conformance.fuzz.findings import FuzzFailure
+from kvref_conformance.fuzz.seed_scheduler import SeedScheduler
+from kvref_conformance.fuzz.work_unit import UnitFailure, UnitResult, WorkUnit
+from kvref_conformance.outcome import Broken, CheckResult
 
 
 def exchange(number, op, raised=""):
-    return Exchange(Request(number, op, None, {}), Reply(error=Error(raised, "no")) if raised else Reply(3))
+    return Exchange(CallRequest(number, op, None, {}), CallReply(error=CallError(raised, "no")) if raised else CallReply(3))
 
 
 def seen(seed, *calls, family="paged", clause="PAGED-07", states=(), transitions=()):
     found = None
     if calls:
         conversation = [exchange(number, call.rstrip("!"), "X" * call.endswith("!")) for number, call in enumerate(calls, 1)]
-        found = Finding(clause, conversation, Broken("", "", "", clause))
-    return Seen(Unit(family, "calls", seed), 5, 100, frozenset(states), frozenset(transitions), found)
+        found = FuzzFailure(clause, conversation, Broken("", "", "", clause))
+    return UnitResult(WorkUnit(family, "calls", seed), 5, 100, frozenset(states), frozenset(transitions), found)
 
 
 def short(seed, *shape, clause="PAGED-07"):
-    return Failed(Unit("paged", "calls", seed), clause, shape, Outcome("any", "failed"))
+    return UnitFailure(WorkUnit("paged", "calls", seed), clause, shape, CheckResult("any", "failed"))
 
 
 def kept(failures, failed):
@@ -68,8 +67,8 @@ class Here:
 
 def explored(team, corpus, families=("blocks", "buffers", "contiguous"), seed=0, **listener):
     """Run a search; return it and all units that it requested."""
-    steering = Steering(list(families), [], [], seed)
-    exploring = Exploring(team, corpus, steering, Run("now", seed, 1), Listener(**listener))
+    steering = SeedScheduler(list(families), [], [], seed)
+    exploring = Campaign(team, corpus, steering, CampaignRun("now", seed, 1), Listener(**listener))
     with pytest.raises(KeyboardInterrupt):
         exploring.go(1000.0)
     return exploring

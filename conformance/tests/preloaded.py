@@ -7,11 +7,23 @@ import numpy
 import pytest
 
 from kvref_conformance import cli
-from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.commands import check, replay, report, vectors
-from kvref_conformance.judging import isolated_child
-from kvref_conformance.searching import run
+from kvref_conformance.fuzz import hypothesis_runner
+from kvref_conformance.runner import subprocess_worker
+from kvref_conformance.testlib.registry import all_checks
 
 all_checks()
 PATH = sys.path[1:]  # without this folder
-__all__ = ["PATH", "check", "cli", "hypothesis", "isolated_child", "numpy", "pytest", "replay", "report", "run", "vectors"]
+__all__ = [
+    "PATH",
+    "check",
+    "cli",
+    "hypothesis",
+    "hypothesis_runner",
+    "numpy",
+    "pytest",
+    "replay",
+    "report",
+    "subprocess_worker",
+    "vectors",
+]

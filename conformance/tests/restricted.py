@@ -1,6 +1,6 @@
 """kvref's own caches with declared limits: `kvref check restricted:FLOAT16` (in this folder)."""
 
-from kvref_conformance.judging.door import Door as Restricted
+from kvref_conformance.runner.restricted import RestrictedImplementation as Restricted
 
 LIMITS = {
     "float16 only": {"dtype": ["float16"]},

@@ -5,13 +5,13 @@ import sys
 
 import numpy as np
 
-from kvref_conformance.conversation.drivers.replies import plain
-from kvref_conformance.conversation.exchange import On, error_of, kinds_of
-from kvref_conformance.conversation.operations import made_by, operations
-from kvref_conformance.conversation.trace.wire import from_wire, to_wire
+from kvref_conformance.calls.messages import ObjectReference, error_of, kinds_of
+from kvref_conformance.calls.operation_table import made_by, operations
+from kvref_conformance.drivers.reply_validation import plain
 from kvref_conformance.families import names
 from kvref_conformance.implementations import load
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.traces.json_codec import from_wire, to_wire
 
 implementation = load(sys.argv[1])
 objects = {}
@@ -29,7 +29,7 @@ def perform(id, op, on, args):
     given = {each: own(from_wire(value)) for each, value in args.items()}
     if name == "new":
         objects[id] = getattr(implementation, family)(**given)
-        return On(id)
+        return ObjectReference(id)
     operation = operations(family)[name]
     found = getattr(objects[on], name)
     if operation.attribute:
@@ -37,12 +37,12 @@ def perform(id, op, on, args):
     result = found(*[given.pop(each) for each in operation.parameters if each in given], **given)
     if made_by(operation.reply):
         objects[id] = result
-        return On(id)
+        return ObjectReference(id)
     return plain(implementation, result, operation.reply, op)
 
 
 def own(value):
-    if isinstance(value, On):
+    if isinstance(value, ObjectReference):
         return objects[value.id]
     return implementation.asarray(value) if isinstance(value, np.ndarray) else value
 

@@ -9,11 +9,11 @@ import pytest
 from sessions import running_in
 
 from kvref_conformance.implementations import load
-from kvref_conformance.judging import ahead
-from kvref_conformance.judging.ahead import side_by_side, usual_jobs
-from kvref_conformance.judging.asked import EXAMPLES, Asked, Effort
-from kvref_conformance.judging.judge import Failure, Judge, select
 from kvref_conformance.outcome import CannotRun
+from kvref_conformance.runner import parallel
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select
+from kvref_conformance.runner.options import EXAMPLES, Effort, RunOptions
+from kvref_conformance.runner.parallel import side_by_side, usual_jobs
 
 HERE = Path(__file__).parent
 SOME = ("--clause", "BLOCK-*,SHARE-*", "--examples", "8")
@@ -37,7 +37,7 @@ def test_several_processes_say_what_one_says(kvref, tmp_path, name):
 
 
 def test_each_clause_is_told_its_own_of_what_a_machine_found():
-    judge = Judge(load("zoo:blocks-freed-twice"), Effort(examples=10), "zoo:blocks-freed-twice")
+    judge = CheckRunner(load("zoo:blocks-freed-twice"), Effort(examples=10), "zoo:blocks-freed-twice")
     chosen = {clause: [check for check in checks if check.run is None] for clause, checks in select("BLOCK-*").items()}
     with side_by_side(judge, chosen, 2):
         beside = {check.clause: isinstance(judge.ask_about(check), Failure) for checks in chosen.values() for check in checks}
@@ -54,7 +54,7 @@ def test_ctrl_c_ends_them_all(kvref, tmp_path):
 
 
 def test_what_cannot_be_loaded_there_is_said_in_a_line(monkeypatch):
-    judge = Judge(load("reference"), Effort(examples=2), "no-such-name")
+    judge = CheckRunner(load("reference"), Effort(examples=2), "no-such-name")
     chosen = select("BLOCK-01")
     with side_by_side(judge, chosen, 2), pytest.raises(CannotRun, match="no-such-name"):
         judge.clause(*chosen.values())
@@ -121,15 +121,15 @@ def test_nonsense_is_refused(kvref, options, said):
 def test_several_where_they_pay_and_are_in_nobodys_way(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16), raising=False)
     all_of_it, little = Effort(), Effort(examples=EXAMPLES - 1)
-    assert usual_jobs(Asked("numpy", all_of_it), everything=True) == ahead.MOST
+    assert usual_jobs(RunOptions("numpy", all_of_it), everything=True) == parallel.MOST
     one = [
-        (Asked("numpy", all_of_it), False),
-        (Asked("numpy", little), True),
-        (Asked("numpy", all_of_it, family="paged"), True),
-        (Asked("numpy", all_of_it, isolate=True), True),
-        (Asked("mine:Cache", all_of_it), True),
-        (Asked("exec:./harness", all_of_it), True),
+        (RunOptions("numpy", all_of_it), False),
+        (RunOptions("numpy", little), True),
+        (RunOptions("numpy", all_of_it, family="paged"), True),
+        (RunOptions("numpy", all_of_it, isolate=True), True),
+        (RunOptions("mine:Cache", all_of_it), True),
+        (RunOptions("exec:./harness", all_of_it), True),
     ]
     assert [usual_jobs(asked, everything) for asked, everything in one] == [1] * len(one)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(1), raising=False)
-    assert usual_jobs(Asked("numpy", all_of_it), everything=True) == 1
+    assert usual_jobs(RunOptions("numpy", all_of_it), everything=True) == 1

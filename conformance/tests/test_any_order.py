@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from any_order import Implementation
 
-from kvref_conformance.conversation.exchange import Exchange, On, Reply, Request
-from kvref_conformance.conversation.operations import operations
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
-from kvref_conformance.oracle.expected import Refused
-from kvref_conformance.oracle.witness import Witness
+from kvref_conformance.calls.messages import CallReply, CallRequest, Exchange, ObjectReference
+from kvref_conformance.calls.operation_table import operations
+from kvref_conformance.oracle.expectations import ExpectedError
+from kvref_conformance.oracle.model_runner import ModelRunner
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded")
 PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
@@ -20,7 +20,7 @@ PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 @pytest.mark.extended
 @pytest.mark.parametrize("pick", [pytest.param("the last", marks=pytest.mark.long), "any"])
 def test_a_right_cache_may_look_in_any_order(pick):
-    judge = Judge(Implementation(PICKS[pick]), Effort(examples=8))
+    judge = CheckRunner(Implementation(PICKS[pick]), Effort(examples=8))
     failed = {
         clause.id
         for clause, checks in select().items()
@@ -173,7 +173,7 @@ CALLS = {
 def said(witness, number, family, name, args):
     """A request to the first object, in the form that the witness receives."""
     names = operations(family)[name].parameters
-    request = Request(number, f"{family}.{name}", 1, dict(zip(names, args, strict=True)))
+    request = CallRequest(number, f"{family}.{name}", 1, dict(zip(names, args, strict=True)))
     return request, witness.expect(request)
 
 
@@ -184,12 +184,12 @@ EACH = [
 
 @pytest.mark.parametrize(("family", "name", "args", "kinds"), EACH)
 def test_what_may_be_said_of_a_call(family, name, args, kinds):
-    witness = Witness("exact")
-    new = Request(1, f"{family}.new", None, NEW[family])
-    witness.judge(Exchange(new, Reply(On(1))), witness.expect(new))
+    witness = ModelRunner("exact")
+    new = CallRequest(1, f"{family}.new", None, NEW[family])
+    witness.judge(Exchange(new, CallReply(ObjectReference(1))), witness.expect(new))
     for number, (before, given, reply) in enumerate(BEFORE.get(family, ()), start=2):
         request, expected = said(witness, number, family, before, given)
-        witness.judge(Exchange(request, Reply(reply)), expected)
+        witness.judge(Exchange(request, CallReply(reply)), expected)
     _, expected = said(witness, 9, family, name, args)
-    assert isinstance(expected, Refused)
+    assert isinstance(expected, ExpectedError)
     assert set(expected.kinds) == kinds

@@ -14,9 +14,9 @@ from kvref.formats.ggml import GGML
 from kvref.formats.group_scales import GroupFormat
 from kvref.formats.hadamard import HadamardFormat
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle.attention import attention as exact
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 NUMPY = kvref.backend("numpy")
 FAST = ["numpy", pytest.param("torch", marks=pytest.mark.torch), pytest.param("torch-compiled", marks=pytest.mark.torch)]
@@ -281,7 +281,7 @@ def test_what_torch_does_itself_breaks_no_clause(name):
 
     `nox -s theirs` judges eager PyTorch completely; compiled, each new shape takes long.
     """
-    judge = Judge(load(name), Effort(examples=10, timeout=300.0))
+    judge = CheckRunner(load(name), Effort(examples=10, timeout=300.0))
     for family in ("rows", "elements", "kernels"):
         verdicts = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
         assert "passed" in verdicts.values()

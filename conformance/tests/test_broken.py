@@ -5,13 +5,13 @@ from bugs import BUGS, HIDDEN, REAL
 
 import kvref_zoo
 from kvref.backend import ReferenceBackend
-from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import all_clauses
+from kvref_conformance.fuzz.findings import Search
+from kvref_conformance.fuzz.hypothesis_runner import run_machine
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Failure, Judge, select
-from kvref_conformance.searching.found import Search
-from kvref_conformance.searching.run import run_machine
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.testlib.registry import all_checks
 
 
 def test_every_clause_has_a_bug_that_is_planted_or_in_the_zoo():
@@ -29,7 +29,7 @@ def failing(judge, checks):
 def test_the_clause_notices(plant, clause, monkeypatch):
     plant(monkeypatch)
     ((_, checks),) = select(clause).items()
-    judge = Judge(OnBackend(ReferenceBackend()), Effort(timeout=2))  # one bug hangs
+    judge = CheckRunner(OnBackend(ReferenceBackend()), Effort(timeout=2))  # one bug hangs
     assert next(failing(judge, [check for check in checks if check.run]), None)
 
 
@@ -56,7 +56,7 @@ def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
 def test_real_sizes_show_it(plant, family, monkeypatch):
     plant(monkeypatch)
     checks = [check for check in all_checks() if check.family == family and check.clause == "LAW-18" and not check.slow]
-    judge = Judge(OnBackend(ReferenceBackend()), Effort(real=True))
+    judge = CheckRunner(OnBackend(ReferenceBackend()), Effort(real=True))
     assert next(failing(judge, sorted(checks, key=lambda check: check.real)), None)
 
 
@@ -67,4 +67,4 @@ def test_small_sizes_do_not_show_it(plant, family, monkeypatch):
     """Otherwise it would not test LAW-18."""
     plant(monkeypatch)
     checks = [check for check in all_checks() if check.family == family and check.clause != "LAW-18" and not check.slow]
-    assert list(failing(Judge(OnBackend(ReferenceBackend()), Effort(examples=5)), checks)) == []
+    assert list(failing(CheckRunner(OnBackend(ReferenceBackend()), Effort(examples=5)), checks)) == []

@@ -7,9 +7,9 @@ from commandline import kvref
 from kvref.backend import ReferenceBackend
 from kvref_conformance.implementations import load
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.judge import Judge, select
-from kvref_conformance.judging.start import start
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.start import make_runner
 
 __all__ = ["kvref"]
 
@@ -38,16 +38,16 @@ PLANTED = [
 @pytest.mark.parametrize(("clause", "plant", "cause"), PLANTED)
 def test_it_stands_beside_the_failure(clause, plant, cause, monkeypatch):
     plant(monkeypatch)
-    assert causes(Judge(OnBackend(ReferenceBackend()), Effort(timeout=10)), clause) == [cause]
+    assert causes(CheckRunner(OnBackend(ReferenceBackend()), Effort(timeout=10)), clause) == [cause]
 
 
 def test_what_was_taken_back_and_stayed_is_named():
-    (cause,) = causes(Judge(load("zoo:engine-rolls-back-the-length-only")), "ENG-09")
+    (cause,) = causes(CheckRunner(load("zoo:engine-rolls-back-the-length-only")), "ENG-09")
     assert cause.startswith("either session 0 wrote its tokens after stale ones: position 38 of session 0 before a truncation; ")
 
 
 def test_a_child_tells_it_too():
-    judge = start(Asked("zoo:engine-rolls-back-the-length-only", Effort(timeout=10), isolate=True))
+    judge = make_runner(RunOptions("zoo:engine-rolls-back-the-length-only", Effort(timeout=10), isolate=True))
     try:
         assert causes(judge, "ENG-09")[0].startswith("either session 0 wrote its tokens after stale ones: position 38 ")
     finally:
@@ -64,8 +64,8 @@ def test_a_replay_that_parts_as_recorded_says_it_again(kvref):
 
 def test_what_is_no_wrong_token_has_none(monkeypatch):
     engines.it_speaks_up_to_the_end_and_then_fails(monkeypatch)
-    assert causes(Judge(OnBackend(ReferenceBackend()), Effort(timeout=10)), "ENG-11") == [""]
+    assert causes(CheckRunner(OnBackend(ReferenceBackend()), Effort(timeout=10)), "ENG-11") == [""]
 
 
 def test_other_families_have_none():
-    assert causes(Judge(load("zoo:blocks-freed-twice")), "BLOCK-05") == [""]
+    assert causes(CheckRunner(load("zoo:blocks-freed-twice")), "BLOCK-05") == [""]

@@ -9,14 +9,14 @@ from threading import Thread
 
 import pytest
 
-from kvref_conformance.conversation.drivers.channel import HEAD, MARK, Channel, Garbled
+from kvref_conformance.drivers.socket_channel import HEAD, MARK, MalformedFrame, SocketChannel
 
 
 @pytest.fixture
 def ends():
     """The judge's end of a channel, and the child's socket."""
     ours, theirs = socket.socketpair()
-    channel = Channel(ours.detach())
+    channel = SocketChannel(ours.detach())
     with theirs:
         yield channel, theirs
     channel.close()
@@ -27,7 +27,7 @@ def framed(content, mark=MARK, checksum=None):
 
 
 def test_messages_come_over_whole_and_in_order(ends):
-    judge, child = ends[0], Channel(os.dup(ends[1].fileno()))
+    judge, child = ends[0], SocketChannel(os.dup(ends[1].fileno()))
     messages = ["first", ("answer", bytes(2**22)), None]  # larger than the socket's buffer
     sender = Thread(target=lambda: [child.send(message) for message in messages])
     sender.start()
@@ -53,7 +53,7 @@ def test_messages_come_over_whole_and_in_order(ends):
 def test_what_is_no_message_is_told_at_once(ends, written):
     channel, child = ends
     child.sendall(written)
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedFrame):
         channel.receive()
 
 

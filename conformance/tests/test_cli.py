@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.judging.judge import select
+from kvref_conformance.runner.check_runner import select
 
 
 def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
@@ -141,9 +141,9 @@ def test_the_command_it_prints_reruns_just_that_one(kvref):
 
 
 def test_the_command_it_prints_asks_for_slow_checks_and_the_seed_too():
-    from kvref_conformance.judging.asked import Asked, Effort
+    from kvref_conformance.runner.options import Effort, RunOptions
 
-    asked = Asked("a name", Effort(seed=3, slow=True, examples=7, timeout=2.5), isolate=True)
+    asked = RunOptions("a name", Effort(seed=3, slow=True, examples=7, timeout=2.5), isolate=True)
     assert asked.again("KERN-06") == "kvref check 'a name' --clause KERN-06 --seed 3 --examples 7 --timeout 2.5 --slow --isolate"
 
 

@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 import jsonschema
 
 from kvref_conformance.families import names
+from kvref_conformance.json_schema import schema
 from kvref_conformance.report.json_file import SCHEMA, read_json
-from kvref_conformance.schemas import schema
 
 
 def test_a_report_is_made_of_results(kvref, tmp_path):

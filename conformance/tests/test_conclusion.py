@@ -8,10 +8,10 @@ from commandline import run_kvref
 
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.conclusion import conclude
-from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.report.text import conclusion_text
+from kvref_conformance.report.console import conclusion_text
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.verdict import conclude
 
 MINE = '''
 import threading
@@ -170,7 +170,7 @@ def test_nothing_judged_is_never_conformant(kvref, mine):
 
 @pytest.mark.parametrize("name", ["OnlyKernels", "OnlyElements"])
 def test_all_of_one_family_is_conformant(mine, name):
-    judge = Judge(load(f"{mine}:{name}"))
+    judge = CheckRunner(load(f"{mine}:{name}"))
     family = name.removeprefix("Only").lower()
     found = [
         {
@@ -240,7 +240,7 @@ def test_the_command_takes_several_clauses(kvref):
 
 
 def test_threads_that_meet_what_is_not_offered_do_not_fail(mine):
-    judge = Judge(load(f"{mine}:NoStats"))
+    judge = CheckRunner(load(f"{mine}:NoStats"))
     ((_, checks),) = select("TIER-12").items()
     verdicts = {outcome.check: outcome for outcome in judge.clause(checks)}
     beside = verdicts["readers beside writers see whole tokens (tiered)"]
@@ -249,7 +249,7 @@ def test_threads_that_meet_what_is_not_offered_do_not_fail(mine):
 
 
 def test_what_is_missing_is_missing_of_a_family_that_is_offered(mine):
-    judge = Judge(load(f"{mine}:Nothing"))
+    judge = CheckRunner(load(f"{mine}:Nothing"))
     for clause in ("LAW-01", "LAW-03", "PAGED-07"):
         ((_, checks),) = select(clause).items()
         outcomes = judge.clause(checks)

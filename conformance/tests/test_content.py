@@ -4,21 +4,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kvref_conformance.checking.content import (
+from kvref_conformance.families.tiered.tier_model import TierModel, settled
+from kvref_conformance.oracle.formats.per_row import read_as
+from kvref_conformance.outcome import Broken
+from kvref_conformance.testlib.tagged_content import (
     KEYS,
     PREFIXES,
     VALUES,
-    Place,
-    Written,
+    TokenCoordinates,
+    WrittenContent,
     at,
     belongs,
     content,
     named,
     pair_of_content,
 )
-from kvref_conformance.families.tiered.tiers import Tiers, settled
-from kvref_conformance.oracle.rows import read_as
-from kvref_conformance.outcome import Broken
 
 MASK = 2**32 - 1
 
@@ -67,12 +67,12 @@ def test_no_two_rows_are_alike():
     assert len(np.unique(rows, axis=0)) == len(rows)
 
 
-PLACE = Place(3, 0, 17, 1, VALUES)
+PLACE = TokenCoordinates(3, 0, 17, 1, VALUES)
 
 
 @pytest.fixture
 def written():
-    found = Written(2, 128)
+    found = WrittenContent(2, 128)
     for stream in range(5):
         for layer in (0, 1):
             found.up_to(stream, layer, 100)
@@ -83,7 +83,7 @@ def written():
     ("row", "said"),
     [
         (lambda own: np.zeros_like(own), "zeros"),
-        (lambda own: at(Place(2, 1, 33, 0, KEYS), 128), "the row of sequence 2, position 33, layer 1, head 0, keys"),
+        (lambda own: at(TokenCoordinates(2, 1, 33, 0, KEYS), 128), "the row of sequence 2, position 33, layer 1, head 0, keys"),
         (lambda own: np.roll(own, 1), "its own row, shifted by 1 element"),
         (lambda own: np.where(np.arange(128) < 96, own, 0), "its own row, but zeros in 32 elements, from 96 to 127"),
         (lambda own: np.where(np.arange(128) < 100, own, 7), "its own row, except 28 elements, from 100 to 127"),
@@ -118,7 +118,7 @@ def test_quantized_rows_are_held_against_what_they_read_as(written):
 def test_settled_tokens_are_those_of_the_tiers(tail, warm, store):
     policy = {"tail_length": tail, "tail_dtype": "float16", "warm_length": warm, "warm_format": "q8", "store_format": store}
     policy["max_tokens"] = 20
-    tiers = Tiers(**policy)
+    tiers = TierModel(**policy)
     keys, values = pair_of_content(0, 0, range(31), 2, 6)
     tiers.append(keys, values)
     for got, want in zip((settled(keys, policy), settled(values, policy)), tiers.read(), strict=True):

@@ -12,22 +12,22 @@ from types import SimpleNamespace
 import pytest
 from explored import Here, explored, seen, short
 
-from kvref_conformance.conversation.trace.file import Header
-from kvref_conformance.conversation.trace.store import save_failure
-from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, alone, open_corpus
-from kvref_conformance.exploring.page import plot, write_page
-from kvref_conformance.exploring.run import POINTS, Exploring, Listener, Lost
-from kvref_conformance.exploring.steering import TURN, Steering
-from kvref_conformance.exploring.units import Unit
-from kvref_conformance.exploring.work import Again
-from kvref_conformance.outcome import CannotRun, Outcome
+from kvref_conformance.fuzz.campaign import POINTS, Campaign, Listener, WorkersLost
+from kvref_conformance.fuzz.corpus import CampaignRun, Corpus, KnownFailure, ProgressPoint, alone, open_corpus
+from kvref_conformance.fuzz.html_report import plot, write_page
+from kvref_conformance.fuzz.seed_scheduler import TURN, SeedScheduler
+from kvref_conformance.fuzz.work_unit import WorkUnit
+from kvref_conformance.fuzz.worker_tasks import Again
+from kvref_conformance.outcome import CannotRun, CheckResult
+from kvref_conformance.traces.format import Header
+from kvref_conformance.traces.paths import save_failure
 
 
 def test_a_corpus_is_what_was_written(tmp_path):
-    corpus = Corpus(tmp_path / "new" / "corpus", "numpy", [Unit("paged", "calls", "3+4:5")], handed={"calls": 9})
-    corpus.failures.append(Known("PAGED-07", ("paged.new", "paged.gather!"), Unit("paged", "check", "2"), 3, ""))
-    points = [Point(float(number), number, 3, 4, 5, 6, {"paged": [4, 5]}) for number in range(3)]
-    corpus.runs.append(Run("now", 3, 2, points, lost=1, mended=["PAGED-01"]))
+    corpus = Corpus(tmp_path / "new" / "corpus", "numpy", [WorkUnit("paged", "calls", "3+4:5")], handed={"calls": 9})
+    corpus.failures.append(KnownFailure("PAGED-07", ("paged.new", "paged.gather!"), WorkUnit("paged", "check", "2"), 3, ""))
+    points = [ProgressPoint(float(number), number, 3, 4, 5, 6, {"paged": [4, 5]}) for number in range(3)]
+    corpus.runs.append(CampaignRun("now", 3, 2, points, lost=1, mended=["PAGED-01"]))
     corpus.write()
     again = open_corpus(corpus.folder, "numpy")
     assert again.runs.pop() == replace(corpus.runs[0], points=points[-1:])  # the other runs have files of their own
@@ -37,7 +37,7 @@ def test_a_corpus_is_what_was_written(tmp_path):
 
 
 def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
-    exploring = Exploring(Here(0), Corpus(tmp_path, ""), Steering([], [], [], 0), Run("", 0, 1))
+    exploring = Campaign(Here(0), Corpus(tmp_path, ""), SeedScheduler([], [], [], 0), CampaignRun("", 0, 1))
     exploring._limit = 1000.0
     for second in range(1000):
         exploring.began = time.monotonic() - second
@@ -115,7 +115,7 @@ def test_one_search_at_a_time_has_a_corpus(tmp_path):
     assert not folder.parent.exists()  # nothing was written
     with alone(folder):
         Corpus(folder, "numpy").write()
-    holding = "import sys; from pathlib import Path; from kvref_conformance.exploring.corpus import alone\n"
+    holding = "import sys; from pathlib import Path; from kvref_conformance.fuzz.corpus import alone\n"
     holding += "with alone(Path(sys.argv[1])): print('has it', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", holding, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline()
@@ -127,11 +127,11 @@ def test_one_search_at_a_time_has_a_corpus(tmp_path):
 
 
 def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
-    corpus = Corpus(tmp_path, "numpy", [Unit("paged", "calls", "7"), Unit("gone", "calls", "8")])
+    corpus = Corpus(tmp_path, "numpy", [WorkUnit("paged", "calls", "7"), WorkUnit("gone", "calls", "8")])
     for clause in ("PAGED-01", "PAGED-02", "PAGED-03"):
-        corpus.failures.append(Known(clause, ("paged.new",), Unit("paged", "calls", "1"), 1, f"{clause}.jsonl"))
+        corpus.failures.append(KnownFailure(clause, ("paged.new",), WorkUnit("paged", "calls", "1"), 1, f"{clause}.jsonl"))
         trace_of(corpus, corpus.failures[-1])
-    unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
+    unfinished = KnownFailure("PAGED-04", (), WorkUnit("paged", "calls", "5"))
     corpus.failures.append(unfinished)
     said = {"PAGED-01": Again("broken"), "PAGED-02": Again("mended"), "PAGED-03": Again("not offered", "paged.new")}
 
@@ -143,7 +143,7 @@ def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
         Here(6, answer=answer), corpus, ["paged"], of_before=lambda known, came: heard.append((known.clause, came))
     )
     assert [each[0] for each in exploring.team.asked[:3]] == ["again"] * 3
-    assert exploring.team.asked[3:5] == [("units", [unfinished.unit]), ("units", [Unit("paged", "calls", "7")])]
+    assert exploring.team.asked[3:5] == [("units", [unfinished.unit]), ("units", [WorkUnit("paged", "calls", "7")])]
     assert heard == [*said.items(), ("PAGED-04", Again("mended"))]
     assert [known.clause for known in corpus.failures] == ["PAGED-01"] and exploring.run.mended == ["PAGED-02", "PAGED-04"]
 
@@ -160,13 +160,13 @@ def trace_of(corpus, known, *lines):
 
 
 def test_a_failure_without_a_trace_stays_until_its_unit_has_answered(tmp_path):
-    unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
+    unfinished = KnownFailure("PAGED-04", (), WorkUnit("paged", "calls", "5"))
     corpus = Corpus(tmp_path, "numpy", failures=[unfinished])
     explored(Here(0, answer=lambda *_: []), corpus, ["paged"])  # the worker was called, and the run ended
     assert corpus.failures == [unfinished]
-    explored(Here(1, answer=lambda *_: Lost("killed")), corpus, ["paged"])
+    explored(Here(1, answer=lambda *_: WorkersLost("killed")), corpus, ["paged"])
     assert corpus.failures == [unfinished]
-    came = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: Lost("killed")}
+    came = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: WorkersLost("killed")}
     explored(Here(2, answer=lambda work, about: came[work.__name__](about)), corpus, ["paged"])
     assert corpus.failures == [unfinished]
 
@@ -174,7 +174,7 @@ def test_a_failure_without_a_trace_stays_until_its_unit_has_answered(tmp_path):
 @pytest.mark.parametrize("kind", ["calls", "check", "soak"])
 @pytest.mark.parametrize("trace", [False, True])
 def test_a_failure_of_a_family_that_is_not_offered_any_more_stays(tmp_path, kind, trace):
-    known = Known("PAGED-04", (), Unit("paged", kind, "5"))
+    known = KnownFailure("PAGED-04", (), WorkUnit("paged", kind, "5"))
     corpus, heard = Corpus(tmp_path, "numpy", failures=[known]), []
     if trace:
         trace_of(corpus, known)
@@ -193,7 +193,7 @@ def test_a_failure_of_a_family_that_is_not_offered_any_more_stays(tmp_path, kind
     ],
 )
 def test_where_a_trace_is_spoiled_its_unit_is_asked(tmp_path, lines, said):
-    known = Known("PAGED-04", ("a", "x"), Unit("paged", "calls", "5"), 3)
+    known = KnownFailure("PAGED-04", ("a", "x"), WorkUnit("paged", "calls", "5"), 3)
     corpus, heard = Corpus(tmp_path, "numpy", failures=[known]), []
     path = trace_of(corpus, known, *(lines or ()))
     if lines is None:
@@ -209,9 +209,9 @@ def test_where_a_trace_is_spoiled_its_unit_is_asked(tmp_path, lines, said):
 
 
 def test_seeds_of_before_that_were_not_run_again_are_kept(tmp_path):
-    corpus = Corpus(tmp_path, "numpy", [Unit("paged", "calls", str(number)) for number in range(3 * TURN)])
+    corpus = Corpus(tmp_path, "numpy", [WorkUnit("paged", "calls", str(number)) for number in range(3 * TURN)])
     explored(Here(1, answer=lambda work, turn: [seen(each.seed) for each in turn]), corpus, ["paged"])
-    assert corpus.seeds == [Unit("paged", "calls", str(number)) for number in range(TURN, 3 * TURN)]
+    assert corpus.seeds == [WorkUnit("paged", "calls", str(number)) for number in range(TURN, 3 * TURN)]
 
 
 def test_a_failure_that_was_not_made_short_in_time_is_kept_by_its_unit(tmp_path):
@@ -226,20 +226,23 @@ def test_what_is_under_way_when_time_ends_is_told(tmp_path):
     answer = {"units": lambda turn: [seen(each.seed, "a", "x") for each in turn], "shrunk": lambda _: short("0", "a", "x")}
     team, corpus, told = Here(100, answer=lambda work, about: answer[work.__name__](about)), Corpus(tmp_path, ""), []
     listener = Listener(failed=lambda known, failed: told.append(failed.clause))
-    exploring = Exploring(team, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1), listener)
+    exploring = Campaign(team, corpus, SeedScheduler(["paged"], {}, [], 0), CampaignRun("", 0, 1), listener)
     exploring._hand_out(over=False)
     exploring.go(0.0)
     assert told == ["PAGED-07"] and [each[0] for each in team.asked] == ["units", "shrunk"]
     gone = Here(100)
     gone.count, gone.waiting = 0, [None]
-    Exploring(gone, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1)).go(0.0)  # no workers are left
+    Campaign(gone, corpus, SeedScheduler(["paged"], {}, [], 0), CampaignRun("", 0, 1)).go(0.0)  # no workers are left
 
 
 def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path):
-    exploring = explored(Here(4, answer=lambda work, turn: Lost("killed")), Corpus(tmp_path, ""), ["paged"])
+    exploring = explored(Here(4, answer=lambda work, turn: WorkersLost("killed")), Corpus(tmp_path, ""), ["paged"])
     assert exploring.run.lost == 2 + 2 * 0 + TURN * 2 + TURN and exploring.units == 0
-    broken = Exploring(
-        Here(4, answer=lambda *_: RuntimeError("ours")), Corpus(tmp_path, ""), Steering(["paged"], [], [], 0), Run("", 0, 1)
+    broken = Campaign(
+        Here(4, answer=lambda *_: RuntimeError("ours")),
+        Corpus(tmp_path, ""),
+        SeedScheduler(["paged"], [], [], 0),
+        CampaignRun("", 0, 1),
     )
     with pytest.raises(RuntimeError, match="ours"):
         broken.go(1000.0)
@@ -253,7 +256,7 @@ def test_figures_over_time_are_drawn_and_names_are_escaped(tmp_path):
     exploring = explored(
         Here(3, answer=lambda work, turn: [seen(each.seed, states=["some"]) for each in turn]), corpus, ["paged"]
     )
-    corpus.failures.append(Known("PAGED-07", ("<b>",), Unit("paged", "calls", "1"), 3, "a b.jsonl"))
+    corpus.failures.append(KnownFailure("PAGED-07", ("<b>",), WorkUnit("paged", "calls", "1"), 3, "a b.jsonl"))
     corpus.runs.append(exploring.run)
     write_page(exploring, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -263,7 +266,7 @@ def test_figures_over_time_are_drawn_and_names_are_escaped(tmp_path):
 
 
 def test_a_trace_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    save_failure([failed := Outcome("any", "failed", trace=["before"])], tmp_path, "PAGED-07", "numpy")
+    save_failure([failed := CheckResult("any", "failed", trace=["before"])], tmp_path, "PAGED-07", "numpy")
 
     def full(path, *_, **__):
         path.touch()

@@ -13,8 +13,8 @@ import kvref
 from kvref.formats.hadamard import HadamardFormat
 from kvref_conformance.families import names
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 NUMPY = kvref.backend("numpy")
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
@@ -48,7 +48,7 @@ def backend(tmp_path_factory):
 @pytest.mark.extended
 @pytest.mark.parametrize("family", names())
 def test_it_breaks_no_clause(backend, family):
-    judge = Judge(OnBackend(backend), Effort(examples=10))
+    judge = CheckRunner(OnBackend(backend), Effort(examples=10))
     chosen = {clause.id: checks for clause, checks in select(family=family).items() if clause.id != "LAW-18"}  # nox -s gpu
     verdicts = {clause: verdict_of(judge.clause(checks)) for clause, checks in chosen.items()}
     assert "passed" in verdicts.values()

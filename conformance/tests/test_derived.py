@@ -5,8 +5,8 @@ import pytest
 from restricted import Restricted
 
 import kvref
-from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import Broken, Declined, NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
 
 SIZES = {"num_blocks": 4, "block_size": 2, "num_kv_heads": 1, "head_dim": 3, "dtype": "float32"}
 STEPS = [f"paged.{name}" for name in ("create", "drop", "append_step", "gather")]
@@ -22,7 +22,7 @@ def behind(made):
 
 def begun(implementation, num_layers=1):
     """A subject and a paged cache of it."""
-    subject = Judge(implementation).begin_family("paged")
+    subject = CheckRunner(implementation).begin_family("paged")
     return subject, subject.new("paged", num_layers=num_layers, **SIZES)
 
 
@@ -72,7 +72,7 @@ def test_a_cache_of_steps_alone_is_judged_in_one_layer(monkeypatch):
 
     def verdict(clause):
         ((_, checks),) = select(clause, "paged").items()
-        return verdict_of(Judge(steps).clause([check for check in checks if check.run]))
+        return verdict_of(CheckRunner(steps).clause([check for check in checks if check.run]))
 
     shown = ("LAW-04", "LAW-05", "PAGED-01", "PAGED-03", "PAGED-07")
     assert {verdict(clause) for clause in shown} == {"passed"}

@@ -9,9 +9,9 @@ from bugs.scene import Scene, prompt_of
 from bugs.wrong_reads import FAULTS, OFFSETS, RECALLS
 
 from kvref.canary import BLANK, FIRST_WORD, Canary, Oracle
-from kvref_conformance.engines.diagnosis import diagnose
-from kvref_conformance.engines.finding import Finding
-from kvref_conformance.engines.told import Told
+from kvref_canary.diagnosis.case import RequestHistory
+from kvref_canary.diagnosis.diagnose import diagnose
+from kvref_canary.diagnosis.report import Diagnosis
 
 FLOAT32 = 2.0**-24
 
@@ -39,7 +39,7 @@ def test_what_came_may_stand_apart_from_what_was_told():
     scene = Scene(OFFSETS)
     scene.table(scene.b)[5] = scene.table(scene.c)[5]
     request, others = scene.said(110)
-    before = Told("request b", request.tokens[:115], range(100, 115))
+    before = RequestHistory("request b", request.tokens[:115], range(100, 115))
     found = diagnose(OFFSETS, before, request.tokens[115:], others, FLOAT32)
     assert str(found) == (
         "request b read positions 80 to 95 (a block of 16) of request c instead of its own positions 80 to 95 (a block of 16), "
@@ -86,7 +86,7 @@ def _noisy(canary, seed, noise):
         said.append(len(tokens))
         tokens.append(noise(rng, number, FIRST_WORD if right is None else right, tokens))
         right = oracle.extend(tokens[-1:])[-1]
-    return Told("request b", tokens, said, events=((64, "a fork at 64"),))
+    return RequestHistory("request b", tokens, said, events=((64, "a fork at 64"),))
 
 
 def _word(rng, canary):
@@ -111,14 +111,14 @@ NOISE = {
 @pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
 def test_noise_gets_no_name(noise, canary):
-    others = [Told(name, prompt_of(canary, 150, 1000 + seed), ended=seed % 2 == 0) for seed, name in enumerate("acdef")]
+    others = [RequestHistory(name, prompt_of(canary, 150, 1000 + seed), ended=seed % 2 == 0) for seed, name in enumerate("acdef")]
     found = diagnose(canary, _noisy(canary, 11, noise(canary)), [], others, FLOAT32)
     assert found.kind == "unknown"
     assert " tokens " in str(found) and " are wrong" in str(found)
 
 
 def test_it_takes_seconds_among_twenty_others_in_a_long_context():
-    others = [Told(str(seed), prompt_of(OFFSETS, 900, seed)) for seed in range(20)]
+    others = [RequestHistory(str(seed), prompt_of(OFFSETS, 900, seed)) for seed in range(20)]
     tokens = prompt_of(OFFSETS, 879, 50)
     spoilt, other = Oracle(OFFSETS, FLOAT32), Oracle(OFFSETS, FLOAT32)
     right = spoilt.extend(tokens)[-1]
@@ -127,7 +127,7 @@ def test_it_takes_seconds_among_twenty_others_in_a_long_context():
         for head in range(2):
             spoilt.entries[layer][head][848:864] = other.entries[layer][head][848:864]
     began = time.process_time()
-    found = diagnose(OFFSETS, Told("request b", tokens), [right, *spoilt.generate(right, 99)], others, FLOAT32)
+    found = diagnose(OFFSETS, RequestHistory("request b", tokens), [right, *spoilt.generate(right, 99)], others, FLOAT32)
     assert time.process_time() - began < 5  # usually one second
     assert (found.kind, found.other, found.start, found.stop, found.block) == ("another", "7", 848, 864, 16)
 
@@ -148,20 +148,20 @@ def test_the_oracle_says_the_same_of_many_tokens_as_of_each(canary):
 
 
 SENTENCES = {
-    "request b: cause unknown. A clue.": Finding("unknown", "request b", clue="A clue."),
-    "request b read zeros at position 5, in layer 1, in kv head 0, values only": Finding(
+    "request b: cause unknown. A clue.": Diagnosis("unknown", "request b", clue="A clue."),
+    "request b read zeros at position 5, in layer 1, in kv head 0, values only": Diagnosis(
         "zeros", "request b", (1,), heads=(0,), start=5, stop=6, part="values"
     ),
-    "keys of positions 32 to 63 (a block of 32) of request b were rotated 2 positions too little, in layer 0 at least": Finding(
+    "keys of positions 32 to 63 (a block of 32) of request b were rotated 2 positions too little, in layer 0 at least": Diagnosis(
         "turned", "request b", (0,), True, start=32, stop=64, shift=-2
     ),
-    "request b lost positions 16 to 47 (blocks of 16), and all later tokens moved to earlier positions": Finding(
+    "request b lost positions 16 to 47 (blocks of 16), and all later tokens moved to earlier positions": Diagnosis(
         "dropped", "request b", start=16, stop=48
     ),
-    "request b attended to a window of 31 tokens instead of 32, in layer 1": Finding(
+    "request b attended to a window of 31 tokens instead of 32, in layer 1": Diagnosis(
         "window", "request b", (1,), shift=31, due=32
     ),
-    "request b read the entries of kv head 1 at positions 40 to 50, perhaps later ones, in every layer, after a fork": Finding(
+    "request b read the entries of kv head 1 at positions 40 to 50, perhaps later ones, in every layer, after a fork": Diagnosis(
         "head", "request b", start=40, stop=51, shift=1, open=True, after="a fork"
     ),
 }

@@ -186,7 +186,7 @@ def test_the_failure_the_readme_shows_is_what_the_command_prints(tmp_path):
 
 
 def test_the_api_subsets_consist_of_existing_operations():
-    from kvref_conformance.conversation.operations import operations
+    from kvref_conformance.calls.operation_table import operations
 
     for family, subsets in SUBSETS.items():
         assert {name for words in subsets for name in words.split()} <= set(operations(family))

@@ -6,13 +6,13 @@ import pytest
 
 import kvref.engine
 from kvref.canary import sized
-from kvref_conformance.conversation.exchange import Error, Reply
+from kvref_conformance.calls.messages import CallError, CallReply
 from kvref_conformance.families.engine import FAMILY
 from kvref_conformance.families.engine.model import Engine
-from kvref_conformance.families.engine.whole import WholePrompts
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.outcome import Broken
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 from kvref_zoo.mutant import NumpyImplementation
 
 
@@ -45,7 +45,7 @@ class Prompts(WholePrompts):
     [(OneCanary, {"ENG-13"}), (Whole, {"ENG-08", "ENG-09", "ENG-10", "ENG-11", "ENG-13"})],
 )
 def test_a_right_engine_breaks_nothing(right, missing):
-    judge = Judge(right(), Effort(examples=2, timeout=60))
+    judge = CheckRunner(right(), Effort(examples=2, timeout=60))
     found = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select("ENG-*").items()}
     assert {clause for clause, verdict in found.items() if verdict != "passed"} == missing
     assert {found[clause] for clause in missing} == {"not offered"}
@@ -53,11 +53,11 @@ def test_a_right_engine_breaks_nothing(right, missing):
 
 def test_a_number_that_is_taken_is_no_new_one_in_a_full_cache_either():
     model = Engine(**FAMILY.small | {"cache_tokens": 64})
-    reply = Reply(ok=0)
+    reply = CallReply(ok=0)
     model.expect("open", {}).judge(reply, "engine.open", "exact")
-    model.expect("extend", {"session": 0, "tokens": [1, 5, 6]}).judge(Reply(), "engine.extend", "exact")
+    model.expect("extend", {"session": 0, "tokens": [1, 5, 6]}).judge(CallReply(), "engine.extend", "exact")
     model.expect("save", {"session": 0}).judge(reply, "engine.save", "exact")
     for op, args in (("load", {"saved": 0}), ("fork", {"session": 0})):
         with pytest.raises(Broken, match="a session not among"):
             model.expect(op, args).judge(reply, f"engine.{op}", "exact")
-        model.expect(op, args).judge(Reply(error=Error("OutOfBlocks", "")), f"engine.{op}", "exact")
+        model.expect(op, args).judge(CallReply(error=CallError("OutOfBlocks", "")), f"engine.{op}", "exact")

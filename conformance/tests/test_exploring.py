@@ -6,16 +6,15 @@ from dataclasses import replace
 import pytest
 from explored import Here, exchange, explored, kept, seen, short
 
-from kvref_conformance.conversation.exchange import Exchange, Request
-from kvref_conformance.exploring import zoo
-from kvref_conformance.exploring.corpus import Corpus, Known
-from kvref_conformance.exploring.failures import SHAPES, Failures
-from kvref_conformance.exploring.seen import shape_as_met, shape_of, within
-from kvref_conformance.exploring.steering import CHECK_EVERY, CHECKS, FIRST, SOAK_EVERY, TURN, Steering
-from kvref_conformance.exploring.units import LENGTH, Unit, drawn, neighbour
-from kvref_conformance.exploring.work import checks_of, shrunk, unit
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.isolated import IsolatedJudge
+from kvref_conformance.calls.messages import CallRequest, Exchange
+from kvref_conformance.fuzz import zoo_benchmark
+from kvref_conformance.fuzz.corpus import Corpus, KnownFailure
+from kvref_conformance.fuzz.deduplication import SHAPES, DistinctFailures
+from kvref_conformance.fuzz.seed_scheduler import CHECK_EVERY, CHECKS, FIRST, SOAK_EVERY, TURN, SeedScheduler
+from kvref_conformance.fuzz.work_unit import LENGTH, WorkUnit, drawn, neighbour, shape_as_met, shape_of, within
+from kvref_conformance.fuzz.worker_tasks import checks_of, shrunk, unit
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.runner.subprocess_runner import SubprocessRunner
 
 
 def test_a_neighbour_begins_alike_and_goes_on_differently():
@@ -39,7 +38,7 @@ def test_what_is_no_seed_is_refused(seed):
 
 
 def test_a_shape_is_calls_and_which_of_them_raise():
-    met = [exchange(1, "paged.new"), exchange(2, "paged.write", "OutOfBlocks"), Exchange(Request(3, "paged.gather", 1, {}))]
+    met = [exchange(1, "paged.new"), exchange(2, "paged.write", "OutOfBlocks"), Exchange(CallRequest(3, "paged.gather", 1, {}))]
     assert shape_as_met(met) == ("paged.new", "paged.write!", "paged.gather")
     lines = [
         {"trace": 1}, {"id": 1, "op": "paged.new"}, {"id": 1, "any": True}, {"id": 2, "op": "paged.write"},
@@ -57,7 +56,7 @@ def test_a_shape_lies_within_another_in_order():
 
 
 def test_a_failure_is_made_short_once_and_others_like_it_are_counted():
-    failures = Failures(Corpus(None, ""))
+    failures = DistinctFailures(Corpus(None, ""))
     failures.met(first := seen("1", "a", "b", "x"))
     failures.met(seen("2", "a", "z", "x"))  # while the first one is being shrunk
     assert failures.next() is first and failures.next() is None and failures.busy
@@ -69,32 +68,32 @@ def test_a_failure_is_made_short_once_and_others_like_it_are_counted():
 
 
 def test_a_check_of_a_clause_that_is_known_to_be_broken_is_counted():
-    failures = Failures(Corpus(None, ""))
+    failures = DistinctFailures(Corpus(None, ""))
     failures.met(seen("1", "a", "x"))
     failures.next()
     known = kept(failures, short("1", "a", "x"))
     failures.go_on("PAGED-07", "paged", over=False)
-    failures.met(replace(seen("2", "other", "calls"), unit=Unit("paged", "check", "2")))
+    failures.met(replace(seen("2", "other", "calls"), unit=WorkUnit("paged", "check", "2")))
     assert known.times == 2 and failures.next() is None
-    failures.met(other := replace(seen("3", "a", "x", clause="PAGED-08"), unit=Unit("paged", "check", "3")))
+    failures.met(other := replace(seen("3", "a", "x", clause="PAGED-08"), unit=WorkUnit("paged", "check", "3")))
     assert failures.next() is other
 
 
 def test_every_check_of_a_family_has_its_number_and_what_fails_is_known_by_its_name():
-    judge = IsolatedJudge("zoo:int8-truncates", Effort(timeout=20))
+    judge = SubprocessRunner("zoo:int8-truncates", Effort(timeout=20))
     try:
         count = len(checks_of("rows"))
-        found = [each for number in range(count) if (each := unit(judge, Unit("rows", "check", str(number)))).found]
+        found = [each for number in range(count) if (each := unit(judge, WorkUnit("rows", "check", str(number)))).found]
         assert "FMT-INT8-02" in {each.found.clause for each in found}
         assert len({shrunk(judge, each).shape for each in found}) == len(found)
-        again = unit(judge, Unit("rows", "check", str(count + int(found[0].unit.seed))))  # with other random numbers
+        again = unit(judge, WorkUnit("rows", "check", str(count + int(found[0].unit.seed))))  # with other random numbers
         assert again.found.clause == found[0].found.clause
     finally:
         judge.close()
 
 
 def test_a_failure_of_another_clause_or_shape_is_another():
-    failures = Failures(Corpus(None, ""))
+    failures = DistinctFailures(Corpus(None, ""))
     failures.met(seen("1", "a", "x"))
     failures.next()
     failures.met(other := seen("2", "a", "x", clause="PAGED-08"))
@@ -109,7 +108,7 @@ def test_a_failure_of_another_clause_or_shape_is_another():
 
 
 def test_no_more_than_some_shapes_of_a_clause_are_made_short():
-    failures = Failures(Corpus(None, ""))
+    failures = DistinctFailures(Corpus(None, ""))
     for number in range(SHAPES):
         kept(failures, short(str(number), f"call{number}"))
     failures.met(seen("99", "something else"))
@@ -117,12 +116,12 @@ def test_no_more_than_some_shapes_of_a_clause_are_made_short():
 
 
 def test_what_no_time_was_left_for_is_known_by_its_unit():
-    failures = Failures(Corpus(None, ""))
+    failures = DistinctFailures(Corpus(None, ""))
     failures.met(seen("1+5:2", "a", "x"))
     failures.next()
     failures.keep_unfinished()
     failures.keep_unfinished()  # once is enough
-    assert failures.known == [Known("PAGED-07", (), Unit("paged", "calls", "1+5:2"))]
+    assert failures.known == [KnownFailure("PAGED-07", (), WorkUnit("paged", "calls", "1+5:2"))]
 
 
 def turns(steering, count):
@@ -130,14 +129,14 @@ def turns(steering, count):
 
 
 def test_every_family_has_its_first_turn_and_the_other_kinds_theirs():
-    steering = Steering(["paged", "blocks"], {"rows": CHECKS + 1, "paged": 2}, ["tiered"], 0)
+    steering = SeedScheduler(["paged", "blocks"], {"rows": CHECKS + 1, "paged": 2}, ["tiered"], 0)
     got = turns(steering, 3 * SOAK_EVERY)
     assert [(turn[0].family, len(turn)) for turn in got[:2]] == [("paged", FIRST), ("blocks", FIRST)]
     assert all(len(turn) == TURN for turn in got[2:] if turn[0].kind == "calls")
     others = [turn for turn in got if turn[0].kind != "calls"]
-    assert others.count([Unit("tiered", "soak", "0")]) == 1 and [Unit("tiered", "soak", "2")] in others
-    rows = [Unit("rows", "check", str(number)) for number in range(CHECKS + 1 + TURN)]
-    paged = [Unit("paged", "check", str(number)) for number in range(2 * 2)]
+    assert others.count([WorkUnit("tiered", "soak", "0")]) == 1 and [WorkUnit("tiered", "soak", "2")] in others
+    rows = [WorkUnit("rows", "check", str(number)) for number in range(CHECKS + 1 + TURN)]
+    paged = [WorkUnit("paged", "check", str(number)) for number in range(2 * 2)]
     of_checks = [turn for turn in others if turn[0].kind == "check"]
     assert of_checks[:2] == [rows[:CHECKS], paged[:2]]
     # the last checks, and then the first with other random numbers
@@ -146,15 +145,15 @@ def test_every_family_has_its_first_turn_and_the_other_kinds_theirs():
 
 
 def test_seeds_are_new_each_time_and_other_searches_have_others():
-    steering = Steering(["blocks"], {}, [], 0)
+    steering = SeedScheduler(["blocks"], {}, [], 0)
     seeds = [each.seed for turn in turns(steering, 20) for each in turn]
     assert len(set(seeds)) == len(seeds)
-    others = {each.seed for turn in turns(Steering(["blocks"], {}, [], 1), 20) for each in turn}
+    others = {each.seed for turn in turns(SeedScheduler(["blocks"], {}, [], 1), 20) for each in turn}
     assert not others & set(seeds)
 
 
 def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met_it_more_neighbours():
-    steering = Steering(["paged", "blocks"], {}, [], 0)
+    steering = SeedScheduler(["paged", "blocks"], {}, [], 0)
     count, asked = dict.fromkeys(steering.met, 0), []
     for number in range(300):
         for each in steering.next():
@@ -163,7 +162,7 @@ def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met
             new = [f"state {number} {each.seed}"] if each.family == "paged" else []
             steering.met[each.family].add(seen(each.seed, family=each.family, states=new))
     assert count["paged"] > 3 * count["blocks"] > 0
-    rich, poor = Steering(["paged"], {}, [], 0), seen("900", states=["s"])
+    rich, poor = SeedScheduler(["paged"], {}, [], 0), seen("900", states=["s"])
     rich.met["paged"].add(poor)
     rich.met["paged"].add(seen("901", states=[f"s{number}" for number in range(50)]))
     begun = [each.seed.partition("+")[0] for turn in turns(rich, 80 // TURN * 2) for each in turn if "+" in each.seed]
@@ -171,24 +170,24 @@ def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met
 
 
 def test_a_check_or_a_soak_that_failed_is_not_asked_again():
-    steering = Steering([], {"rows": 2, "paged": 3}, ["paged"], 0)
+    steering = SeedScheduler([], {"rows": 2, "paged": 3}, ["paged"], 0)
     assert {each.kind for turn in turns(steering, SOAK_EVERY) for each in turn} == {"check", "soak"}
-    steering.leave_out(Unit("rows", "check", "7"))
-    steering.leave_out(Unit("paged", "check", "3"))
-    steering.leave_out(Unit("paged", "soak", "0"))
+    steering.leave_out(WorkUnit("rows", "check", "7"))
+    steering.leave_out(WorkUnit("paged", "check", "3"))
+    steering.leave_out(WorkUnit("paged", "soak", "0"))
     left = {
         (each.family, each.kind, int(each.seed) % {"rows": 2, "paged": 3}[each.family])
         for turn in turns(steering, 50)
         for each in turn
     }
     assert left == {("rows", "check", 0), ("paged", "check", 1), ("paged", "check", 2)}
-    for last in (Unit("rows", "check", "0"), Unit("paged", "check", "1"), Unit("paged", "check", "2")):
+    for last in (WorkUnit("rows", "check", "0"), WorkUnit("paged", "check", "1"), WorkUnit("paged", "check", "2")):
         steering.leave_out(last)
     assert turns(steering, SOAK_EVERY) == [[]] * SOAK_EVERY
 
 
 def test_what_a_turn_brought_is_counted_once():
-    met = Steering(["paged"], {}, [], 0).met["paged"]
+    met = SeedScheduler(["paged"], {}, [], 0).met["paged"]
     assert met.add(seen("1", states=["s"], transitions=[("s", "paged.write", "ok")])) == 2
     assert met.add(seen("2", states=["s"], transitions=[("s", "paged.write", "OutOfBlocks")])) == 1
     assert met.add(seen("3", states=["s"])) == 0
@@ -197,7 +196,7 @@ def test_what_a_turn_brought_is_counted_once():
 
 @pytest.fixture(scope="module")
 def numpy_judge():
-    judge = IsolatedJudge("numpy", Effort())
+    judge = SubprocessRunner("numpy", Effort())
     yield judge
     judge.close()
 
@@ -215,14 +214,14 @@ def test_the_same_seed_and_one_worker_ask_the_same_and_find_the_same(numpy_judge
 
 
 def test_the_states_that_a_unit_meets_are_those_that_the_oracle_sees(numpy_judge):
-    from kvref_conformance.searching.states import STATES
+    from kvref_conformance.fuzz.state_registry import STATES
 
-    came = [unit(numpy_judge, Unit("paged", "calls", str(number))) for number in range(6)]
-    assert came[0] == unit(numpy_judge, Unit("paged", "calls", "0"))
+    came = [unit(numpy_judge, WorkUnit("paged", "calls", str(number))) for number in range(6)]
+    assert came[0] == unit(numpy_judge, WorkUnit("paged", "calls", "0"))
     states = set().union(*(each.states for each in came))
-    from kvref_conformance.searching import met  # registers the state counters of STATES
+    from kvref_conformance.fuzz import state_coverage  # registers the state counters of STATES
 
-    assert met and states <= set(STATES["paged"]) and len(states) > 15
+    assert state_coverage and states <= set(STATES["paged"]) and len(states) > 15
     transitions = set().union(*(each.transitions for each in came))
     assert {at for at, _, _ in transitions} - {"nothing was met"} <= states
     assert {"ok", "SequenceNotFound"} <= {outcome for _, _, outcome in transitions}
@@ -234,12 +233,14 @@ def test_members_of_the_zoo_go_on_in_longer_turns_until_something_is_found(monke
 
     def turn(folder, seconds, name):
         asked.append((name, seconds))
-        found = ["ATTN-07"] if seconds > zoo.FIRST_TURN or name.startswith("int8") else []
+        found = ["ATTN-07"] if seconds > zoo_benchmark.FIRST_TURN or name.startswith("int8") else []
         return {"found": found, "by": ["check"] * len(found), "calls": 5, "seconds": seconds}
 
-    monkeypatch.setattr(zoo, "turn", turn)
-    rows = zoo.searched(["int8-truncates", "attention-nan-past-the-end"], 3600, 2, tmp_path)
+    monkeypatch.setattr(zoo_benchmark, "turn", turn)
+    rows = zoo_benchmark.searched(["int8-truncates", "attention-nan-past-the-end"], 3600, 2, tmp_path)
     assert sorted(asked) == [("attention-nan-past-the-end", 10.0), ("attention-nan-past-the-end", 30.0), ("int8-truncates", 10.0)]
     assert rows["attention-nan-past-the-end"]["seconds"] == 40 and rows["int8-truncates"]["calls"] == 5
     asked.clear()
-    assert not zoo.searched(["int8-truncates"], 1, 2, tmp_path)["int8-truncates"]["found"] and not asked  # no time for a unit
+    assert (
+        not zoo_benchmark.searched(["int8-truncates"], 1, 2, tmp_path)["int8-truncates"]["found"] and not asked
+    )  # no time for a unit

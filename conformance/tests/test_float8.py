@@ -7,7 +7,7 @@ import pytest
 import kvref
 from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, FLOAT16, SmallFloat
 from kvref_conformance.implementations import load
-from kvref_conformance.oracle import elements
+from kvref_conformance.oracle.formats import small_floats
 
 UPPER_HALVES = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
 BACKENDS = [load(name).backend for name in ("reference", "reference:strict", "numpy")]
@@ -21,7 +21,7 @@ def cases(element: SmallFloat) -> np.ndarray:
     """All upper halves of float32, each with lower half 0, 1 and all ones, and every tie with the numbers next to it."""
     bits = np.arange(2**16, dtype=np.uint32) << 16
     lower = np.concatenate([bits | 1, bits | 0x7FFF, bits | 0x8000, bits | 0xFFFF]).view(np.float32)
-    return np.concatenate([UPPER_HALVES, lower, elements.ties_and_neighbours(element.name)])
+    return np.concatenate([UPPER_HALVES, lower, small_floats.ties_and_neighbours(element.name)])
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=by_name)
@@ -69,14 +69,14 @@ def test_the_oracle_agrees_with_ml_dtypes_too(element):
     values = values[np.abs(values) <= element.max]
     dtype = getattr(ml_dtypes, element.name, np.float16)
     want = values.astype(dtype).view(np.uint8 if element.bits == 8 else np.uint16)
-    assert (elements.encode(values, element.name) == want).all()
+    assert (small_floats.encode(values, element.name) == want).all()
 
 
 @pytest.mark.parametrize("element", [E4M3FN, E5M2, FLOAT16, BFLOAT16], ids=by_name)
 def test_the_oracles_values_are_those_of_the_definition(element):
-    want = np.array([elements.exact_value(code, element.name) for code in range(2**element.bits)], dtype=np.float32)
+    want = np.array([small_floats.exact_value(code, element.name) for code in range(2**element.bits)], dtype=np.float32)
     want[2 ** (element.bits - 1)] = -0.0  # fractions have no negative zero
-    assert elements.decoded(element.name).tobytes() == want.tobytes()
+    assert small_floats.decoded(element.name).tobytes() == want.tobytes()
 
 
 def test_a_format_says_its_maximum():

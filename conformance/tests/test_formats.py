@@ -12,8 +12,9 @@ import kvref
 from kvref.attention import attention_bound
 from kvref.formats.packing import pack, unpack
 from kvref.formats.rounding import round_half_away
-from kvref_conformance.oracle import attention, elements, rows
-from kvref_conformance.oracle.stored import Stored
+from kvref_conformance.oracle import attention
+from kvref_conformance.oracle.formats import per_row, small_floats
+from kvref_conformance.oracle.formats.stored_rows import StoredRows
 
 floats = st.floats(-(2.0**100), 2.0**100, width=32)
 matrices = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=floats)
@@ -43,27 +44,27 @@ def test_packing_puts_low_bits_first_and_is_undone_by_unpacking(given_codes):
 @given(given_rows=matrices)
 def test_rows_are_what_fractions_say(name, given_rows):
     format = kvref.get_format(name)
-    stored, want = format.quantize(given_rows), rows.store(given_rows, name)
+    stored, want = format.quantize(given_rows), per_row.store(given_rows, name)
     width = given_rows.shape[1]
-    codes = rows.unpacked(stored.codes, width, name)
+    codes = per_row.unpacked(stored.codes, width, name)
     assert (codes.astype(int) == want.codes).all()
     assert (stored.scale == want.scale).all()
     values = format.dequantize(stored, width)
     assert values.tobytes() == want.values.tobytes()
     zero = np.zeros(len(given_rows)) if stored.zero is None else stored.zero
     bound = format.bound(given_rows, stored)
-    as_stored = Stored(codes, stored.scale, zero, values)
-    np.testing.assert_allclose(bound, rows.bound(given_rows, as_stored, name), rtol=1e-12)
+    as_stored = StoredRows(codes, stored.scale, zero, values)
+    np.testing.assert_allclose(bound, per_row.bound(given_rows, as_stored, name), rtol=1e-12)
     for x, value, limit in zip(given_rows.flat, values.flat, bound.flat, strict=True):
         assert abs(Fraction(float(x)) - Fraction(float(value))) <= Fraction(float(limit)) * (1 + Fraction(1, 2**40))
 
 
 def test_tolerance_admits_a_tie_either_way_and_nothing_else():
     row = np.array([[127.0, 63.5, 20.0]], np.float32)
-    codes = rows.store(row, "int8").codes
+    codes = per_row.store(row, "int8").codes
     assert codes.tolist() == [[127, 64, 20]]
     for change, wrong in (([0, -1, 0], []), ([0, 1, 0], [(0, 1)]), ([0, 0, 1], [(0, 2)]), ([1, 0, 0], [(0, 0)])):
-        assert rows.inadmissible(row, codes + change, "int8") == wrong
+        assert per_row.inadmissible(row, codes + change, "int8") == wrong
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -105,10 +106,10 @@ def test_both_attention_bounds_are_one_formula():
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
 def test_the_bound_of_a_cast_holds_and_is_reached(name):
-    x = np.array([[0.0, 1.0, -3.0]], np.float32) if name == "float32" else elements.ties_and_neighbours(name)[None]
-    x = x[:, np.abs(x[0]) < elements.MAX.get(name, np.inf)]
+    x = np.array([[0.0, 1.0, -3.0]], np.float32) if name == "float32" else small_floats.ties_and_neighbours(name)[None]
+    x = x[:, np.abs(x[0]) < small_floats.MAX.get(name, np.inf)]
     format = kvref.get_format(name)
-    off = np.abs(elements.round_to(x, name).astype(np.float64) - x)
+    off = np.abs(small_floats.round_to(x, name).astype(np.float64) - x)
     bound = format.bound(x, format.quantize(x))
     assert bound.dtype == np.float64
     assert bound.shape == x.shape

@@ -7,10 +7,9 @@ from restricted import Restricted
 from kvref import Quantized, get_format
 from kvref_conformance.families.rows.model import Rows
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.judge import Judge, select, verdict_of
-from kvref_conformance.oracle import ggml, rows
 from kvref_conformance.oracle.adversarial import adversarial
-from kvref_conformance.oracle.formats import GGML, MX, NVFP4
+from kvref_conformance.oracle.formats import GGML, MX, NVFP4, ggml, per_row
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
 
 TYPES = [name for name in GGML if name != "iq4_nl"]  # types that gguf can quantize
 
@@ -61,9 +60,9 @@ def test_zeros_of_either_sign_are_the_same_block(format, zero):
 def test_codes_are_free_where_the_scale_has_no_reciprocal(format, largest):
     """In C they are the result of converting an infinity to an integer."""
     made = np.array([[largest] + [0.0] * 31, [1.0] + [0.0] * 31], np.float32)
-    codes = rows.store(made, format).codes
-    assert rows.inadmissible(made, np.full_like(codes, 3), format)[0][0] == 1  # in the second row, but not in the first
-    assert (rows.store(made, format, np.full_like(codes, 3)).codes == [[3] * 32, codes[1].tolist()]).all()
+    codes = per_row.store(made, format).codes
+    assert per_row.inadmissible(made, np.full_like(codes, 3), format)[0][0] == 1  # in the second row, but not in the first
+    assert (per_row.store(made, format, np.full_like(codes, 3)).codes == [[3] * 32, codes[1].tolist()]).all()
     assert not ggml.any_code(np.zeros((1, 32)), format).any() or format == "iq4_nl"
 
 
@@ -80,7 +79,7 @@ def test_rows_that_are_changed_are_seen_in_formats_of_groups_too():
 
     implementation, ((_, checks),) = Restricted(families=(), formats=("q8_0",)), select("LAW-16", "rows").items()
     implementation.rows = Changes
-    assert verdict_of(Judge(implementation).clause(checks)) == "failed"
+    assert verdict_of(CheckRunner(implementation).clause(checks)) == "failed"
 
 
 @pytest.mark.parametrize("format", [*MX, *NVFP4])

@@ -9,8 +9,7 @@ import pytest
 import kvref
 from kvref.errors import ConfigError
 from kvref.formats.hadamard import hadamard
-from kvref_conformance.oracle import rotated, rows
-from kvref_conformance.oracle.formats import ROTATED, group_of, inner_of
+from kvref_conformance.oracle.formats import ROTATED, group_of, hadamard_rotation, inner_of, per_row
 
 U = Fraction(1, 2**24)
 
@@ -25,10 +24,10 @@ def some_rows(width):
 
 @pytest.mark.parametrize("width", [4, 16, 64, 48])  # block sizes whose square root is an integer
 def test_sums_are_as_far_from_the_matrix_as_was_derived(width):
-    block = rotated.block_of(width)
+    block = hadamard_rotation.block_of(width)
     stages, root = block.bit_length() - 1, round(block**0.5)
     for row in some_rows(width):
-        exact = [each / root for each in rotated.exactly_turned(row)]
+        exact = [each / root for each in hadamard_rotation.exactly_turned(row)]
         off = [abs(Fraction(float(got)) - want) for got, want in zip(hadamard(row[None])[0], exact, strict=True)]
         for start in range(0, width, block):
             length = sum(Fraction(float(each)) ** 2 for each in row[start : start + block])
@@ -42,19 +41,21 @@ def test_both_bounds_say_the_same_and_hold(name, width):
     stored = format.quantize(x)
     values, bound = format.dequantize(stored, width), format.bound(x, stored)
     assert (np.abs(values.astype(np.float64) - x) <= bound).all()
-    assert bound == pytest.approx(rows.bounds(x, rows.store(x, name), name)[0], rel=1e-5)  # the bound counts one rounding more
-    assert (rows.bounds(x, rows.store(x, name), name)[1] >= bound).all()
+    assert bound == pytest.approx(
+        per_row.bounds(x, per_row.store(x, name), name)[0], rel=1e-5
+    )  # the bound counts one rounding more
+    assert (per_row.bounds(x, per_row.store(x, name), name)[1] >= bound).all()
 
 
 @pytest.mark.parametrize("name", ROTATED)
 def test_a_product_with_the_matrix_is_within_what_is_tolerated(name):
     width = 4 * group_of(name) if group_of(name) > 1 else 64
     x, inner = some_rows(width), kvref.get_format(inner_of(name))
-    index, block = np.arange(width), rotated.block_of(width)
+    index, block = np.arange(width), hadamard_rotation.block_of(width)
     signs = np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in index.tolist()] for i in index.tolist()])
     matrix = (signs / block**0.5).astype(np.float32)
     values = inner.dequantize(inner.quantize(x @ matrix), width) @ matrix
-    bound = rows.bounds(x, rows.store(x, name), name)[1]
+    bound = per_row.bounds(x, per_row.store(x, name), name)[1]
     assert (lengths_of(values.astype(np.float64) - x, width) <= bound[:, 0]).all()
 
 
@@ -82,7 +83,7 @@ def test_the_length_of_what_is_off_tells_half_the_size_from_another_rounding(wid
     """Also for rows of one number, whose rotated numbers all have the largest magnitude: the scale may come from either sign."""
     rng = np.random.default_rng(width)
     x = np.concatenate([rng.normal(size=(50, width)), np.eye(width)[:8] * 3, some_rows(width)]).astype(np.float32)
-    bound = rows.bounds(x, rows.store(x, "q4_0_hadamard"), "q4_0_hadamard")[1]
+    bound = per_row.bounds(x, per_row.store(x, "q4_0_hadamard"), "q4_0_hadamard")[1]
     assert (bound == bound[:, :1]).all()
     for off in (-1, 0, 1):
         for rounding in (np.rint, lambda q: np.floor(q + 0.5), lambda q: np.ceil(q - 0.5)):
@@ -92,7 +93,7 @@ def test_the_length_of_what_is_off_tells_half_the_size_from_another_rounding(wid
     right = stored_as_it_may_be(x[:50], width, 0, np.rint)
     for smaller in (0.0, 0.5, 0.8):
         assert (lengths_of(right * smaller - x[:50], width) > bound[:50, 0]).all() or smaller == 0.8
-    assert (lengths_of(right * 0.5 - right, width) > rows.read_as(x[:50], "q4_0_hadamard").slack[:, 0]).all()
+    assert (lengths_of(right * 0.5 - right, width) > per_row.read_as(x[:50], "q4_0_hadamard").slack[:, 0]).all()
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
@@ -127,4 +128,4 @@ def test_a_store_of_any_cache_holds_them():
         x = some_rows(32).reshape(4, 2, 16)
         store.write([3, 1, 0, 2], x, x)
         for part in store.read([3, 1, 0, 2]):
-            assert (part == rows.read_as(x, name).values).all()
+            assert (part == per_row.read_as(x, name).values).all()

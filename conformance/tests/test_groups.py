@@ -6,11 +6,11 @@ import pytest
 import kvref
 from kvref_conformance.families.rows.model import Rows as Model
 from kvref_conformance.implementations.backends import OnBackend, Rows
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
-from kvref_conformance.oracle import rows as oracle
-from kvref_conformance.oracle.groups import is_affine
+from kvref_conformance.oracle.formats import per_row as oracle
+from kvref_conformance.oracle.formats.per_group import is_affine
 from kvref_conformance.outcome import Broken
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 FORMATS = ("int4_g32_bfloat16", "uint4_g32_float32", "uint2_g64_float16")
 
@@ -95,7 +95,7 @@ class Flushed(Unpacked):
 def verdicts(kind, level="tolerant", formats=FORMATS, clauses="FMT-GROUP-*,FMT-LEVEL-*,FMT-SMALL-*"):
     made = OnBackend(kvref.reference)
     made.level, made.formats, made.rows = level, formats, lambda: kind(kvref.reference)
-    judge = Judge(made, Effort(examples=1))
+    judge = CheckRunner(made, Effort(examples=1))
     return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(clauses).items()}
 
 
@@ -144,7 +144,7 @@ def test_no_width_between_groups_is_asked_for_at_real_sizes():
     made = OnBackend(kvref.reference)
     made.formats = ("int8", "q8_0", "int4_g128_float32")
     ((_, checks),) = select("LAW-18", "rows").items()
-    assert verdict_of(Judge(made, Effort(examples=1)).clause(checks)) == "passed"
+    assert verdict_of(CheckRunner(made, Effort(examples=1)).clause(checks)) == "passed"
 
 
 def test_codes_go_by_the_scale_that_is_stored_where_it_is_an_ulp_off():

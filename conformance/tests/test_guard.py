@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 
-from kvref_conformance.conversation.drivers import guard
-from kvref_conformance.conversation.drivers.guard import AGAIN, TimedOut, memory_limit, time_limit
+from kvref_conformance.drivers import resource_limits
+from kvref_conformance.drivers.resource_limits import AGAIN, TimedOut, memory_limit, time_limit
 
 PARTS = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
 
@@ -222,12 +222,12 @@ def test_ctrl_c_at_any_moment_of_its_end_leaves_nothing_behind(alarms):
         assert signal.getsignal(signal.SIGALRM) is handler, moment
 
 
-@pytest.mark.skipif(guard.data_bytes() is None, reason="the system does not say how much memory is used")
+@pytest.mark.skipif(resource_limits.data_bytes() is None, reason="the system does not say how much memory is used")
 def test_a_stricter_limit_of_the_users_stays():
     import resource
 
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    own = guard.data_bytes() + 2**30
+    own = resource_limits.data_bytes() + 2**30
     resource.setrlimit(resource.RLIMIT_DATA, (own, hard))
     try:
         with memory_limit(2**40):
@@ -242,5 +242,5 @@ def test_a_stricter_limit_of_the_users_stays():
 def test_the_strictest_of_several_limits():
     import resource
 
-    assert guard.stricter(5, resource.RLIM_INFINITY, 7) == 5
-    assert guard.stricter(5, 3, resource.RLIM_INFINITY) == 3
+    assert resource_limits.stricter(5, resource.RLIM_INFINITY, 7) == 5
+    assert resource_limits.stricter(5, 3, resource.RLIM_INFINITY) == 3

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvref_conformance.conversation.trace import file
-from kvref_conformance.conversation.trace.store import save_failure
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select
-from kvref_conformance.judging.replay import replay
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.runner.replay import replay
+from kvref_conformance.traces import format
+from kvref_conformance.traces.paths import save_failure
 from kvref_conformance.vectors.check import check
 
 pytestmark = pytest.mark.harness
@@ -101,23 +101,23 @@ def test_it_passes_every_clause_of_its_families(harness, tmp_path):
 def test_its_bug_is_caught_by_the_clause_that_names_it_in_calls_that_replay(harness, tmp_path):
     language, command = harness
     bug, clause = BUGS[language]
-    judge = Judge(load(f"exec:{command} --bug {bug}"), Effort(examples=30))
+    judge = CheckRunner(load(f"exec:{command} --bug {bug}"), Effort(examples=30))
     ((found, checks),) = select(clause).items()
     _, path = save_failure(judge.clause(checks), tmp_path, found.id, language)
-    trace = file.read(path)
+    trace = format.read(path)
     assert trace.header.judge == "model"
     assert len(trace.requests) <= 5
     held = replay(trace, judge)
     assert held.parted_at == trace.lines[-1]
     judge.close()
     for right in (f"exec:{command}", "numpy"):
-        judge = Judge(load(right))
+        judge = CheckRunner(load(right))
         assert replay(trace, judge).parted_at is None
         judge.close()
 
 
 def test_the_vectors_hold_for_it(harness):
-    judge = Judge(load(f"exec:{harness[1]}"))
+    judge = CheckRunner(load(f"exec:{harness[1]}"))
     held = list(check(VECTORS, judge))
     judge.close()
     assert {each.verdict for each in held} == {"passed", "not offered"}

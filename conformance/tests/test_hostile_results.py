@@ -10,8 +10,8 @@ from test_report import FAILED, document, trace
 
 from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import ResultsError, read_json
-from kvref_conformance.report.runs import Run
-from kvref_conformance.report.traces import find_trace
+from kvref_conformance.report.results_model import ResultFile
+from kvref_conformance.report.trace_links import find_trace
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 1e400, "x" * 10**6, [], [[]], {}, {"x": None}])
@@ -35,7 +35,7 @@ def test_whatever_stands_in_it_costs_one_line_or_makes_a_page(tmp_path, value):
         path = tmp_path / "changed.json"
         path.write_text(json.dumps(changed))
         try:
-            run = Run(path, read_json(path))
+            run = ResultFile(path, read_json(path))
         except ResultsError:
             continue
         write_site(tmp_path / f"site{number}", [run])
@@ -78,7 +78,7 @@ def test_only_the_trace_of_that_failure_is_taken(tmp_path, monkeypatch, way):
     LINKS[way](folder, file)
     path = folder / "results.json"
     path.write_text(json.dumps(document()))
-    write_site(tmp_path / "site", [Run(path, read_json(path))])
+    write_site(tmp_path / "site", [ResultFile(path, read_json(path))])
     assert [each for each in (tmp_path / "site").rglob("*") if "traces/" in each.as_posix()] == []
     assert 'class="trace"' not in (tmp_path / "site/clauses.html").read_text(encoding="utf-8")
     for page in ("clauses/BLOCK-05.html", "implementations/mine.html"):

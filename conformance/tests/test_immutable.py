@@ -8,8 +8,8 @@ import kvref
 from kvref_conformance.families import names
 from kvref_conformance.implementations import load
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 NEED_MEMORY_TO_WRITE_INTO = {"LAW-08", "CONTIG-08"}
 SLOW = {"KERN-06"}
@@ -38,7 +38,7 @@ class Frozen(kvref.ReferenceBackend):
 
 def verdicts(implementation, family, **effort):
     """Verdicts by clause, without LAW-18: small sizes show writes in place too."""
-    judge = Judge(implementation, Effort(**{"examples": 10} | effort))
+    judge = CheckRunner(implementation, Effort(**{"examples": 10} | effort))
     chosen = {clause.id: checks for clause, checks in select(family=family).items() if clause.id != "LAW-18"}
     return {clause: verdict_of(judge.clause(checks)) for clause, checks in chosen.items()}
 

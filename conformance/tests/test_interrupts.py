@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 from sessions import running_in
 
-from kvref_conformance.conversation import interrupts
+from kvref_conformance.calls import interrupts
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.json_schema import schema
 from kvref_conformance.report.json_file import SCHEMA
-from kvref_conformance.schemas import schema
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort
 
 HERE = Path(__file__).parent
 PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
@@ -90,7 +90,7 @@ def test_what_ends_at_once_has_told_of_its_failures(kvref):
 
 
 def test_a_failure_that_is_being_made_smaller_is_told_as_it_was_found(monkeypatch):
-    judge = Judge(load("zoo:blocks-freed-twice"), Effort(examples=5))
+    judge = CheckRunner(load("zoo:blocks-freed-twice"), Effort(examples=5))
     ((_, checks),) = select("BLOCK-05").items()
 
     def hold(requests, seconds):

@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvref_conformance.conversation.drivers.journal import HEAD, Journal, Writer
-from kvref_conformance.conversation.exchange import Error, Exchange, Reply, Request
-from kvref_conformance.conversation.place import defined_at, raised_at
+from kvref_conformance.calls.messages import CallError, CallReply, CallRequest, Exchange
+from kvref_conformance.calls.source_location import defined_at, raised_at
+from kvref_conformance.drivers.crash_log import HEAD, CrashLog, CrashLogWriter
 
 
 def exchange(number, op="blocks.allocate", reply=None):
-    return Exchange(Request(number, op, 1, {"values": np.arange(number)}), reply)
+    return Exchange(CallRequest(number, op, 1, {"values": np.arange(number)}), reply)
 
 
 @pytest.fixture
 def journal():
-    made = Journal()
+    made = CrashLog()
     yield made
     made.close()
 
@@ -35,12 +35,12 @@ def shown(conversation):
 
 
 def test_what_was_written_is_read(journal):
-    conversation, writer = [], Writer(journal.descriptor)
+    conversation, writer = [], CrashLogWriter(journal.descriptor)
     assert journal.read() == []
     told(writer, conversation, exchange(1))
-    conversation[-1].reply = Reply(7)
+    conversation[-1].reply = CallReply(7)
     told(writer, conversation, exchange(2))
-    conversation[-1].reply = Reply(error=Error("OutOfBlocks", "no", "mine.py:3"))
+    conversation[-1].reply = CallReply(error=CallError("OutOfBlocks", "no", "mine.py:3"))
     told(writer, conversation, exchange(3))
     found = journal.read()
     assert shown(found) == [(1, [0], 7), (2, [0, 1], None), (3, [0, 1, 2], None)]
@@ -48,7 +48,7 @@ def test_what_was_written_is_read(journal):
 
 
 def test_what_somebody_else_writes_there_does_no_harm(journal):
-    conversation, writer = [], Writer(journal.descriptor)
+    conversation, writer = [], CrashLogWriter(journal.descriptor)
     told(writer, conversation, exchange(1))
     os.write(journal.descriptor, b"garbage" * 10)
     told(writer, conversation, exchange(2))
@@ -56,15 +56,15 @@ def test_what_somebody_else_writes_there_does_no_harm(journal):
 
 
 def test_what_was_declined_is_left_out(journal):
-    conversation, writer = [], Writer(journal.descriptor)
-    told(writer, conversation, exchange(1, reply=Reply(1)), exchange(2))
+    conversation, writer = [], CrashLogWriter(journal.descriptor)
+    told(writer, conversation, exchange(1, reply=CallReply(1)), exchange(2))
     conversation.pop()
     told(writer, conversation, exchange(3))
     assert shown(journal.read()) == [(1, [0], 1), (3, [0, 1, 2], None)]
 
 
 def test_only_the_last_conversation_is_read(journal):
-    writer = Writer(journal.descriptor)
+    writer = CrashLogWriter(journal.descriptor)
     told(writer, [], *(exchange(number) for number in range(1, 9)))
     told(writer, [], exchange(9))
     assert shown(journal.read()) == [(9, list(range(9)), None)]
@@ -74,7 +74,7 @@ def test_only_the_last_conversation_is_read(journal):
 
 @pytest.mark.parametrize("kept", [0, 5, HEAD.size, HEAD.size + 10])
 def test_what_was_cut_short_is_not_read(journal, kept):
-    conversation, writer = [], Writer(journal.descriptor)
+    conversation, writer = [], CrashLogWriter(journal.descriptor)
     told(writer, conversation, exchange(1))
     whole = os.fstat(journal.descriptor).st_size
     told(writer, conversation, exchange(2))

@@ -8,12 +8,12 @@ import pytest
 
 import kvref
 from kvref_conformance import clauses
-from kvref_conformance.checking.registry import Check, CheckError, all_checks, validate
 from kvref_conformance.families import names
 from kvref_conformance.implementations import load
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.testlib.registry import Check, CheckError, all_checks, validate
 
 ROOT = Path(kvref.__file__).parents[1]
 
@@ -21,7 +21,7 @@ ROOT = Path(kvref.__file__).parents[1]
 @cache
 def judge_of_numpy():
     """One judge for all chapters, so that its state machines run once."""
-    return Judge(load("numpy"), Effort(examples=3))
+    return CheckRunner(load("numpy"), Effort(examples=3))
 
 
 @pytest.mark.parametrize("chapter", [chapter.code for chapter in clauses.spec()])
@@ -145,7 +145,7 @@ class NoFree(OnBackend):
 
 
 def test_an_attribute_that_raises_costs_the_clauses_that_ask_for_it():
-    judge = Judge(NoFree(), Effort(examples=3))
+    judge = CheckRunner(NoFree(), Effort(examples=3))
     said = {clause.id: judge.clause(checks) for clause, checks in select("BLOCK-*", "blocks").items()}
     assert verdict_of(said["BLOCK-04"]) == "failed"
     assert any("free" in outcome.what and "AttributeError" in outcome.got for outcome in said["BLOCK-04"])

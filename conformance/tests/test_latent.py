@@ -9,7 +9,7 @@ import pytest
 import kvref
 from kvref import errors
 from kvref.latent import LatentCache, LatentConfig, expanded, latent_bound, record_of
-from kvref_conformance.oracle import latent as oracle
+from kvref_conformance.oracle.formats import mla as oracle
 
 BACKENDS = ("reference", "reference:array_api_strict", "numpy", pytest.param("torch", marks=pytest.mark.torch))
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from restricted import LIMITS, Restricted
 
-from kvref_conformance.checking.setup import new
 from kvref_conformance.families import all_families
 from kvref_conformance.implementations import checked
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 from kvref_conformance.limits import Limit, Limits, LimitsError
 from kvref_conformance.oracle.formats import SCALED, either
-from kvref_conformance.oracle.witness import MADE
+from kvref_conformance.oracle.model_runner import MADE
 from kvref_conformance.outcome import CannotRun, NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select, verdict_of
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.testlib.fixtures import new
 
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
 NEGATIVE = "negative integers: its integer types are unsigned"
@@ -90,7 +90,7 @@ SOME = {*EXCEPTIONS, *EACH[::16]}
     ("limit", "family"), [pytest.param(*each, marks=() if each in SOME else pytest.mark.long) for each in EACH]
 )
 def test_every_clause_is_judged_within_limits(limit, family):
-    judge, lacking = Judge(Restricted(LIMITS[limit])), {}
+    judge, lacking = CheckRunner(Restricted(LIMITS[limit])), {}
     for clause, checks in select(family=family).items():
         written = [check for check in checks if check.run and not check.slow and not check.real]
         if not written or (clause.id == "LAW-18" and limit not in AT_REAL_SIZES):
@@ -109,7 +109,7 @@ def test_every_clause_is_judged_within_limits(limit, family):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("limit", LIMITS)
 def test_no_sequence_of_calls_is_a_false_alarm_within_limits(limit):
-    judge = Judge(Restricted(LIMITS[limit]), Effort(examples=4))
+    judge = CheckRunner(Restricted(LIMITS[limit]), Effort(examples=4))
     for family in concerned(limit):
         if all_families()[family].machine:
             assert judge.search(family).findings == {}, family
@@ -129,7 +129,7 @@ SIZE = {
 @pytest.mark.parametrize("most", [1, 4, 7])
 @pytest.mark.parametrize("family", SIZE)
 def test_a_cache_too_small_for_a_check_is_not_called_wrong(family, most):
-    judge, found = Judge(Restricted({SIZE[family]: {"most": most}}, families=[family])), {}
+    judge, found = CheckRunner(Restricted({SIZE[family]: {"most": most}}, families=[family])), {}
     for clause, checks in select(family=family).items():
         if clause.id != "LAW-18":
             found[clause.id] = [judge.ask_about(check) for check in checks if check.run and not check.slow]
@@ -177,10 +177,10 @@ class Promising(Restricted):
 def test_what_the_limits_promise_is_made_or_law_12_fails(family, takes, promised):
     promising = Promising(takes, promised, [family])
     checks = [check for check in next(iter(select("LAW-12", family).values())) if check.run]
-    shown = [outcome for outcome in Judge(promising).clause(checks) if outcome.verdict == "failed"]
+    shown = [outcome for outcome in CheckRunner(promising).clause(checks) if outcome.verdict == "failed"]
     assert [outcome.expected for outcome in shown] == [MADE] * len(shown) != []
     assert all(outcome.got.startswith("ConfigError: ") for outcome in shown)
-    assert verdict_of(Judge(Promising(takes, takes, [family])).clause(checks)) == "passed"
+    assert verdict_of(CheckRunner(Promising(takes, takes, [family])).clause(checks)) == "passed"
 
 
 def test_what_is_refused_everywhere_is_told_once(kvref, tmp_path):
@@ -216,7 +216,7 @@ def test_as_many_tokens_at_once_as_are_taken():
 
 
 def test_more_tokens_than_are_taken_at_once_are_handed_in_as_the_fewest_pieces():
-    subject = Judge(Restricted({"tokens": [1, 4]}, families=["contiguous"])).begin_family("contiguous")
+    subject = CheckRunner(Restricted({"tokens": [1, 4]}, families=["contiguous"])).begin_family("contiguous")
     cache = new(subject, "contiguous")
     keys, values = np.random.default_rng(0).normal(size=(2, cache.config["batch_size"], 2, 11, 5)).astype(np.float32)
     cache.append(keys, values)

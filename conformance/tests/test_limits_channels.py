@@ -3,8 +3,8 @@
 import pytest
 from restricted import Restricted
 
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 KIVI = {"format": "uint2_g32_float16", "dtype": ["float16"], "residual": 128, "head_dim": [64, 128]}
 WIDE = {"format": "uint4_g128_bfloat16", "dtype": ["bfloat16"], "residual": 128, "head_dim": {"multiple_of": 128}}
@@ -23,7 +23,7 @@ DOORS = {  # limits, and the clauses that cannot be judged within them
 @pytest.mark.parametrize("door", DOORS)
 def test_what_is_judged_within_limits(door):
     limits, expected = DOORS[door]
-    judge, lacking = Judge(Restricted(limits, families=["channels"])), {}
+    judge, lacking = CheckRunner(Restricted(limits, families=["channels"])), {}
     for clause, checks in select(family="channels").items():
         written = [check for check in checks if check.run and not check.slow and not check.real]
         if written and clause.id != "LAW-18":
@@ -37,12 +37,12 @@ def test_what_is_judged_within_limits(door):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_no_sequence_of_calls_is_a_false_alarm(door):
-    judge = Judge(Restricted(DOORS[door][0], families=["channels"]), Effort(examples=4))
+    judge = CheckRunner(Restricted(DOORS[door][0], families=["channels"]), Effort(examples=4))
     assert judge.search("channels").findings == {}
 
 
 @pytest.mark.parametrize("door", ["as KIVI has it", "groups of 64 alone"])
 def test_real_sizes_are_judged(door):
     ((_, checks),) = select("LAW-18", "channels").items()
-    judge = Judge(Restricted(DOORS[door][0], families=["channels"]))
+    judge = CheckRunner(Restricted(DOORS[door][0], families=["channels"]))
     assert verdict_of(judge.clause([check for check in checks if not check.real])) == "passed"

@@ -7,13 +7,13 @@ import pytest
 from restricted import Restricted
 
 import kvref
+from kvref_conformance.calls.subject import Subject
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.conclusion import conclude
-from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 from kvref_conformance.limits import Limits
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select, verdict_of
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.runner.verdict import conclude
 
 WHOLE = {"FMT-GROUP-03"}  # needs a width that is not a multiple of the group size
 NONE = {each.id for each in all_clauses().values() if re.match("FMT-(GROUP|GGML|MX|SMALL)", each.id)}  # widths below a group size
@@ -36,7 +36,7 @@ CONTIGUOUS = {
 
 def verdicts(implementation, *families, clauses="*"):
     """Verdicts of the clauses with checks in these families, without the state machines."""
-    judge = Judge(implementation, Effort(examples=1))
+    judge = CheckRunner(implementation, Effort(examples=1))
     found = {}
     for clause, checks in select(clauses).items():
         if written := [check for check in checks if check.family in families and check.run]:
@@ -56,7 +56,7 @@ def test_rows_and_values_are_judged_in_any_width_and_dtype(limits, missing):
 
 
 def test_rows_of_an_even_width_are_not_padded():
-    judge, ((_, checks),) = Judge(Restricted({"width": [64]}, families=("rows",))), select("FMT-AFF-06").items()
+    judge, ((_, checks),) = CheckRunner(Restricted({"width": [64]}, families=("rows",))), select("FMT-AFF-06").items()
     assert [outcome.missing for outcome in judge.clause(checks)] == ["", "rows of an odd width"]
 
 
@@ -165,7 +165,7 @@ def quantized(**changes):
 
 
 def failing(implementation, clause):
-    judge, ((_, checks),) = Judge(implementation), select(clause).items()
+    judge, ((_, checks),) = CheckRunner(implementation), select(clause).items()
     return [check.name for check in checks if check.run and isinstance(judge.ask_about(check), Failure)]
 
 
@@ -196,7 +196,7 @@ PAGES = {"paged": "PAGED-18", "prefix": "PREFIX-16", "grouped": "GROUP-08"}
     ("limits", "formats"), [({"dtype": ["float16"]}, None), ({"dtype": ["float16"]}, ("float16",)), ({}, ("float32",))], ids=str
 )
 def test_formats_that_pages_do_not_take_count_in_no_share(limits, formats):
-    judge = Judge(Restricted(limits, families=tuple(PAGES), formats=formats))
+    judge = CheckRunner(Restricted(limits, families=tuple(PAGES), formats=formats))
     for clause, checks in select(",".join(PAGES.values())).items():
         written = [check for check in checks if check.run]
         outcomes = judge.clause(written)
@@ -209,7 +209,7 @@ def test_formats_that_pages_do_not_take_count_in_no_share(limits, formats):
 @pytest.mark.parametrize("limits", [{"dtype": ["int8"]}, {"dtype": ["q8_0", "q4"], "head_dim": [64, 128]}], ids=str)
 def test_pages_of_formats_with_scales_alone_are_judged_by_what_is_about_these(limits):
     implementation = Restricted(limits, families=tuple(PAGES))
-    judge = Judge(implementation, Effort(examples=8))
+    judge = CheckRunner(implementation, Effort(examples=8))
     for family, clause in PAGES.items():
         found = verdicts(implementation, family)
         assert "failed" not in found.values(), found
@@ -218,7 +218,7 @@ def test_pages_of_formats_with_scales_alone_are_judged_by_what_is_about_these(li
 
 
 def test_what_passes_the_end_of_a_narrow_float_is_kept_as_it_was_handed_in():
-    subject = Judge(Restricted({"dtype": ["float16"]}, families=("kernels",))).begin_family("kernels")
+    subject = CheckRunner(Restricted({"dtype": ["float16"]}, families=("kernels",))).begin_family("kernels")
     store, rows = np.zeros((2, 1, 1), np.float32), np.float32([[[1e38]], [[0.1]]])
     subject.new("kernels").scatter(store, [0, 1], rows)
     given = subject.conversation[-1].request.args["new"]

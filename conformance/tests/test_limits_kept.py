@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from restricted import LIMITS, Restricted
 
-from kvref_conformance.conversation.trace.file import read
-from kvref_conformance.judging.judge import Judge
-from kvref_conformance.judging.replay import replay
-from kvref_conformance.judging.selftest import selftest
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner
+from kvref_conformance.runner.harness_selftest import selftest
+from kvref_conformance.runner.replay import replay
+from kvref_conformance.traces.format import read
 from kvref_conformance.vectors.check import check
 
 HERE = Path(__file__).parent
@@ -21,7 +21,7 @@ SOME = ("float16 only", "head_dim of 64 or 128", "one sequence at a time", "one 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", SOME)
 def test_vectors_beyond_the_limits_are_not_offered(name):
-    checked = list(check(VECTORS, Judge(Restricted(LIMITS[name]))))
+    checked = list(check(VECTORS, CheckRunner(Restricted(LIMITS[name]))))
     assert [each for each in checked if each.verdict == "failed"] == []
     assert ("passed" in [each.verdict for each in checked]) == (name != "float16 only")
 
@@ -29,7 +29,7 @@ def test_vectors_beyond_the_limits_are_not_offered(name):
 def test_a_replay_says_which_limit_it_is_beyond():
     trace = read(VECTORS / "machines" / "paged-0.jsonl")
     with pytest.raises(NotOffered, match=r"head_dim \d, where its limits say 64 or 128"):
-        replay(trace, Judge(Restricted({"head_dim": [64, 128]})))
+        replay(trace, CheckRunner(Restricted({"head_dim": [64, 128]})))
 
 
 @pytest.mark.parametrize("name", ["KERNELS", "ONE", "FLOAT16"])

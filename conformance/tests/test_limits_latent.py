@@ -3,8 +3,8 @@
 import pytest
 from restricted import Restricted
 
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 DEEPSEEK = {"rank": 512, "rope_dim": 64, "nope_dim": 128, "value_dim": 128, "group_size": [2, 16, 64, 128]}
 DOORS = {
@@ -29,7 +29,7 @@ LACKING = {
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("door", DOORS)
 def test_every_clause_is_judged_within_the_limits_of_kernels(door):
-    judge, lacking = Judge(Restricted(DOORS[door], families=["latent"])), {}
+    judge, lacking = CheckRunner(Restricted(DOORS[door], families=["latent"])), {}
     for clause, checks in select(family="latent").items():
         written = [check for check in checks if check.run and not check.slow and not check.real and clause.id != "LAW-18"]
         outcomes = judge.clause(written)
@@ -44,7 +44,7 @@ def test_every_clause_is_judged_within_the_limits_of_kernels(door):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("door", DOORS)
 def test_no_sequence_of_calls_is_a_false_alarm_within_the_limits_of_kernels(door):
-    judge = Judge(Restricted(DOORS[door], families=["latent"]), Effort(examples=4))
+    judge = CheckRunner(Restricted(DOORS[door], families=["latent"]), Effort(examples=4))
     assert judge.search("latent").findings == {}
 
 
@@ -52,5 +52,5 @@ def test_no_sequence_of_calls_is_a_false_alarm_within_the_limits_of_kernels(door
 @pytest.mark.parametrize("door", ["packed rows of float16 arrays", "few tokens", "odd sizes"])
 def test_real_sizes_are_no_false_alarm_within_the_limits_of_kernels(door):
     ((_, checks),) = select("LAW-18", "latent").items()
-    outcomes = Judge(Restricted(DOORS[door], families=["latent"])).clause([check for check in checks if not check.real])
+    outcomes = CheckRunner(Restricted(DOORS[door], families=["latent"])).clause([check for check in checks if not check.real])
     assert verdict_of(outcomes) != "failed", outcomes

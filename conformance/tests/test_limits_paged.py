@@ -7,11 +7,11 @@ from surfaces.append_only import AppendOnly
 from surfaces.errors import ConfigError
 from surfaces.one_table import Cache, OneTable
 
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.attention import rounding
-from kvref_conformance.oracle.elements import MAX, round_to
+from kvref_conformance.oracle.formats.small_floats import MAX, round_to
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 
 def behind(*operations):
@@ -24,7 +24,7 @@ WITHOUT_COUNTS = behind("create", "drop", "write", "gather", "length")
 
 def verdicts(implementation, chapter):
     """Verdicts by clause, of hand-written checks."""
-    judge = Judge(implementation, Effort())
+    judge = CheckRunner(implementation, Effort())
     written_out = {clause.id: [check for check in checks if check.run] for clause, checks in select(f"{chapter}-*").items()}
     return {clause: verdict_of(judge.clause(checks)) for clause, checks in written_out.items()}
 

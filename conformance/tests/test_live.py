@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.judge import Judge, select
-from kvref_conformance.judging.start import start
-from kvref_conformance.plugin import ClauseItem
-from kvref_conformance.report.live import Live
+from kvref_conformance.pytest_plugin import ClauseItem
+from kvref_conformance.report.console_live import Live
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.start import make_runner
 
 WIDTH = 80
 
@@ -41,8 +41,8 @@ def live():
 
     def live(terminal=True, clauses="BLOCK-*"):
         out, err = (Console(file=io.StringIO(), width=WIDTH, force_terminal=terminal) for _ in range(2))
-        judge = Judge(load("reference"), Effort(examples=10))
-        made = Live(out, err, Asked("reference", judge.effort), judge)
+        judge = CheckRunner(load("reference"), Effort(examples=10))
+        made = Live(out, err, RunOptions("reference", judge.effort), judge)
         items = [object.__new__(ClauseItem) for _ in select(clauses)]
         for item, checks in zip(items, select(clauses).values(), strict=True):
             item.checks = checks
@@ -121,7 +121,7 @@ def test_where_nobody_reads_the_run_ends(live, monkeypatch):
 
 
 def test_a_child_tells_how_far_it_has_come():
-    judge = start(Asked("numpy", Effort(examples=4), isolate=True))
+    judge = make_runner(RunOptions("numpy", Effort(examples=4), isolate=True))
     told = []
     judge.progress = lambda *how_far: told.append(how_far)
     judge.search("blocks")

@@ -5,7 +5,7 @@ import pytest
 
 from kvref.canary import BOS, FIRST_WORD, Oracle, sized
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
 
 pytestmark = pytest.mark.llama
 VARIANTS = ("llama.cpp", "llama.cpp-split", "llama.cpp-no-flash", "llama.cpp-q8")
@@ -14,7 +14,7 @@ SIZES = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 6
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_clause_passes_but_windows(name):
-    judge = Judge(load(name))
+    judge = CheckRunner(load(name))
     asked = select("ENG-*,LAW-*")
     found = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in asked.items()}
     passed = {f"ENG-{number:02}" for number in range(1, 13)} | {"LAW-11", "LAW-12", "LAW-18"}

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from kvref.backend import ReferenceBackend, backend
-from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.fuzz.hypothesis_runner import searched
+from kvref_conformance.fuzz.state_coverage import count_met, met
+from kvref_conformance.fuzz.state_registry import STATES
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.searching.met import count_met, met
-from kvref_conformance.searching.run import searched
-from kvref_conformance.searching.states import STATES
 
 LEAST = 3  # in 100 call sequences, so that a change to a machine that no longer reaches a state is noticed
 

@@ -13,11 +13,11 @@ from sessions import running_in
 
 from kvref_conformance import implementations
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.isolated import IsolatedJudge
-from kvref_conformance.judging.judge import Judge, select
-from kvref_conformance.judging.start import isolated, start
 from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.start import make_runner, runs_in_subprocess
+from kvref_conformance.runner.subprocess_runner import SubprocessRunner
 from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
@@ -166,9 +166,9 @@ def test_a_debugger_may_have_it_in_the_judges_process(check):
     ],
 )  # fmt: skip
 def test_code_that_is_not_kvrefs_gets_a_process_of_its_own(name, foreign):
-    assert isolated(Asked(name, Effort())) == foreign
+    assert runs_in_subprocess(RunOptions(name, Effort())) == foreign
     for isolate in (True, False):
-        assert isolated(Asked(name, Effort(), isolate=isolate)) == (isolate and not name.startswith("exec:"))
+        assert runs_in_subprocess(RunOptions(name, Effort(), isolate=isolate)) == (isolate and not name.startswith("exec:"))
 
 
 @pytest.mark.parametrize("group", ["kvref.backends", "kvref.implementations"])
@@ -199,7 +199,7 @@ def test_a_replay_outlives_it_too(check, tmp_path):
 
 @pytest.mark.extended
 def test_vectors_outlive_it_too(beside):
-    judge = start(Asked("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)))
+    judge = make_runner(RunOptions("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)))
     held = [each for each in vectors.check(HERE.parent / "vectors", judge) if each.group == "blocks"]
     judge.close()
     failed = [each for each in held if each.verdict == "failed"]
@@ -246,7 +246,7 @@ def test_a_factory_that_makes_nothing_is_told_once_and_by_its_line(check, name, 
 
 @pytest.mark.parametrize("name", ["AsarrayDeclines", "ToNumpyDeclines"])
 def test_a_call_that_was_declined_is_not_in_the_conversation(beside, name):
-    subject = Judge(load(f"misbehaving:{name}")).begin()
+    subject = CheckRunner(load(f"misbehaving:{name}")).begin()
     paged = subject.new("paged", num_blocks=4, block_size=2, num_layers=1, num_kv_heads=1, head_dim=3, dtype="float32")
     sequence = paged.create()
     keys = np.ones((1, 1, 3), np.float32)
@@ -259,7 +259,7 @@ def test_a_call_that_was_declined_is_not_in_the_conversation(beside, name):
 
 
 def test_an_array_that_cannot_be_made_is_a_reply(beside):
-    subject = Judge(load("misbehaving:AsarrayRaises")).begin()
+    subject = CheckRunner(load("misbehaving:AsarrayRaises")).begin()
     paged = subject.new("paged", num_blocks=4, block_size=2, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
     keys = np.ones((1, 1, 1), np.float32)
     with pytest.raises(Broken, match="no memory on the device") as broken:
@@ -270,7 +270,7 @@ def test_an_array_that_cannot_be_made_is_a_reply(beside):
 
 @pytest.mark.extended
 def test_nothing_is_left_behind(beside):
-    judge = IsolatedJudge("misbehaving:LeavesAChildBehind", Effort(examples=5, timeout=0.5))
+    judge = SubprocessRunner("misbehaving:LeavesAChildBehind", Effort(examples=5, timeout=0.5))
     sessions = set()
     for checks in select(SOME).values():
         judge.clause(checks)
@@ -282,13 +282,13 @@ def test_nothing_is_left_behind(beside):
 
 
 def test_a_child_that_is_not_needed_any_more_puts_in_order_what_it_has(beside, monkeypatch):
-    judge = IsolatedJudge("misbehaving:TidiesUp", Effort())
+    judge = SubprocessRunner("misbehaving:TidiesUp", Effort())
     folder = Path(judge.implementation.version)
     assert folder.exists()
     judge.close()
     assert not folder.exists()
     monkeypatch.setenv("SLOW", "yes")
-    judge = IsolatedJudge("misbehaving:TidiesUp", Effort())
+    judge = SubprocessRunner("misbehaving:TidiesUp", Effort())
     session, began = judge._session.process.pid, time.monotonic()
     judge.close()
     assert not running_in(session) and time.monotonic() - began < 20

@@ -7,9 +7,9 @@ import kvref
 from kvref import errors
 from kvref.rope import Rotary
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 
 class GroupsOfFour(kvref.PagedCache):
@@ -50,7 +50,7 @@ def judge_of(family, kind, limits=None):
     implementation = OnBackend(kvref.backend("numpy"))
     setattr(implementation, family, lambda **config: kind(kvref.PagedConfig(**config), implementation.backend))
     implementation.limits = limits or {}
-    return Judge(implementation, Effort(examples=5))
+    return CheckRunner(implementation, Effort(examples=5))
 
 
 def blamed(judge, clause, family):
@@ -99,7 +99,7 @@ def limited(family, kind, config, limits, examples=5):
     implementation = OnBackend(kvref.backend("numpy"))
     setattr(implementation, family, lambda **sizes: kind(config(**sizes), implementation.backend))
     implementation.limits = limits
-    return Judge(implementation, Effort(examples=examples))
+    return CheckRunner(implementation, Effort(examples=examples))
 
 
 LIMITED = [  # family, cache, clause, limits

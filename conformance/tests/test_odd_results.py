@@ -7,8 +7,8 @@ import pytest
 
 import kvref
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort
 
 
 class Odd(OnBackend):
@@ -34,7 +34,7 @@ class Odd(OnBackend):
     [("rows", "quantize"), ("paged", "gather"), ("offload", "prepare_store"), ("sharded", "block_table"), ("blocks", "allocate")],
 )
 def test_a_result_of_another_kind_fails_and_is_written_down(family, operation, answer):
-    judge, failed = Judge(Odd(family, operation, answer), Effort(examples=3, simpler=False)), []
+    judge, failed = CheckRunner(Odd(family, operation, answer), Effort(examples=3, simpler=False)), []
     for clause, checks in select(family=family).items():
         wanted = [each for each in checks if not each.slow and not each.real and clause.id != "LAW-18"]
         failed += [each for each in judge.clause(wanted) if each.verdict == "failed"]

@@ -9,11 +9,11 @@ import pytest
 import kvref
 from kvref.attention import Sight, attended
 from kvref.backend import backend
-from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge
 from kvref_conformance.oracle import attention as oracle
+from kvref_conformance.runner.check_runner import CheckRunner
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.testlib.registry import all_checks
 
 FAMILIES = ("paged", "prefix", "quantized", "tiered", "windowed", "grouped", "latent", "channels")
 
@@ -93,7 +93,7 @@ def test_what_a_query_does_not_see_has_no_effect(name):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_cache_attends_in_pieces_as_the_clauses_say(family, monkeypatch):
     monkeypatch.setattr(sys.modules["kvref.attention"], "TOKENS", 2)  # `import kvref.attention` would return the function
-    judge = Judge(OnBackend(backend("numpy")), Effort(examples=6))
+    judge = CheckRunner(OnBackend(backend("numpy")), Effort(examples=6))
     for check in all_checks():
         if check.family == family and not check.option and check.clause != "LAW-18":
             outcome = judge.ask_about(check)

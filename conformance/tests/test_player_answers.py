@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from browser import PAGED, ROWS, conversation, needs_site, written
 
-from kvref_conformance.conversation.trace.wire import to_wire
+from kvref_conformance.traces.json_codec import to_wire
 
 pytestmark = [pytest.mark.browser, needs_site]
 

@@ -9,7 +9,7 @@ import pytest
 from browser import HEADER, MADE, NEW, PAGED, ROWS, SITE, TOKEN, conversation, needs_site, written
 
 import kvref
-from kvref_conformance.conversation.trace.wire import to_wire
+from kvref_conformance.traces.json_codec import to_wire
 
 pytestmark = [pytest.mark.browser, needs_site]
 

@@ -8,11 +8,11 @@ import pytest
 import kvref
 from kvref.block_pool import BlockPool
 from kvref.prefix import IndexedBlockPool
-from kvref_conformance.conversation.exchange import Request
-from kvref_conformance.families.prefix.kept import Kept
+from kvref_conformance.calls.messages import CallRequest
+from kvref_conformance.families.prefix.prefix_index_model import PrefixIndexState
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort
 
 
 class FindsTheNewest(IndexedBlockPool):
@@ -135,7 +135,7 @@ def judged(choice):
 
     chosen = Chosen(kvref.reference)
     chosen.limits = limits
-    return Judge(chosen, Effort(examples=60))
+    return CheckRunner(chosen, Effort(examples=60))
 
 
 @pytest.mark.extended
@@ -170,7 +170,9 @@ LOST_IN_THE_MIDDLE = [  # of a pool of 6 blocks of 2 tokens
 def held(choice, calls, **sizes):
     sizes = {"block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"} | sizes
     made = [(None, "new", sizes), *((1, name, args) for name, args in calls)]
-    return judged(choice).hold([Request(number, f"prefix.{name}", on, args) for number, (on, name, args) in enumerate(made, 1)])
+    return judged(choice).hold(
+        [CallRequest(number, f"prefix.{name}", on, args) for number, (on, name, args) in enumerate(made, 1)]
+    )
 
 
 @pytest.mark.parametrize(("choice", "found"), [("merges", 0), ("a tree", 2)])
@@ -201,7 +203,7 @@ def test_where_there_are_too_many_ways_nobody_is_blamed():
 
 def test_ways_differ_in_what_is_found_and_when_it_goes_whatever_the_names():
     def kept(first=1, **changes):
-        made = Kept(1)
+        made = PrefixIndexState(1)
         made.tables = {0: [[first]]}
         made.found = {("", (token, token)): [(first + token,)] for token in range(3)}
         made.released = {first + 1: (3, 0), first + 2: (4, 0)}

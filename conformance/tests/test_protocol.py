@@ -10,58 +10,58 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvref_conformance import protocol
-from kvref_conformance.checking.steps import Sizes
-from kvref_conformance.conversation.exchange import KNOWN_KINDS
-from kvref_conformance.conversation.operations import factory, operations
+from kvref_conformance import generate_protocol
+from kvref_conformance.calls.messages import KNOWN_KINDS
+from kvref_conformance.calls.operation_table import factory, operations
 from kvref_conformance.families import all_families, names
-from kvref_conformance.judging.selftest import selftest
+from kvref_conformance.runner.harness_selftest import selftest
+from kvref_conformance.testlib.sample_calls import Sizes
 
 HERE = Path(__file__).parent
 VECTORS = HERE.parent / "vectors"
-WRITE = "python -m kvref_conformance.protocol writes it"
+WRITE = "python -m kvref_conformance.generate_protocol writes it"
 
 
 def test_the_chapter_and_the_schema_are_the_interfaces():
-    chapter = (protocol.SPEC / "protocol.md").read_text()
-    assert chapter == protocol.chapter(chapter), WRITE
-    assert json.loads((protocol.SPEC / "protocol.schema.json").read_text()) == protocol.document(), WRITE
-    for op, _ in protocol.every_operation():
+    chapter = (generate_protocol.SPEC / "protocol.md").read_text()
+    assert chapter == generate_protocol.chapter(chapter), WRITE
+    assert json.loads((generate_protocol.SPEC / "protocol.schema.json").read_text()) == generate_protocol.document(), WRITE
+    for op, _ in generate_protocol.every_operation():
         assert f"| `{op}` |" in chapter
 
 
 def test_the_chapter_lists_every_format_and_limit_of_hello():
-    chapter = (protocol.SPEC / "protocol.md").read_text()
-    hello = json.loads((protocol.SPEC / "protocol.schema.json").read_text())["$defs"]["result:hello"]["properties"]
+    chapter = (generate_protocol.SPEC / "protocol.md").read_text()
+    hello = json.loads((generate_protocol.SPEC / "protocol.schema.json").read_text())["$defs"]["result:hello"]["properties"]
     pattern = re.search(r"`({\S+})` in all combinations", chapter)[1]
     parts = [re.findall(r"[^{},]+", part) for part in re.split(r"({[^}]*})", pattern) if part]
     of_groups = {"".join(each) for each in product(*parts)}
     formats, limits = set(hello["formats"]["items"]["enum"]), set(hello["limits"]["propertyNames"]["enum"])
     assert of_groups < formats
-    assert all(f"`{name}`" in protocol.formats() for name in formats - of_groups)
-    assert all(f"`{name}`" in protocol.limits() for name in limits - set(names()))
+    assert all(f"`{name}`" in generate_protocol.formats() for name in formats - of_groups)
+    assert all(f"`{name}`" in generate_protocol.limits() for name in limits - set(names()))
     with pytest.raises(ValueError, match="limits: written by"):
-        protocol.chapter(chapter.replace("limits: written by", "limits, written by"))
+        generate_protocol.chapter(chapter.replace("limits: written by", "limits, written by"))
 
 
 def test_every_error_that_is_asked_for_is_in_the_chapter():
-    known = dict(protocol.every_operation())
+    known = dict(generate_protocol.every_operation())
     for family in all_families().values():
         for name in family.interface.ERRORS:
             assert (name if name in known else f"{family.name}.{name}") in known
-    assert {kind for op in known for kind in protocol.errors(op)} <= KNOWN_KINDS
+    assert {kind for op in known for kind in generate_protocol.errors(op)} <= KNOWN_KINDS
     seen = set()
     for path in VECTORS.glob("*/*.jsonl"):
         _, *lines = map(json.loads, path.read_text().splitlines())
         for request, reply in zip(lines[::2], lines[1::2], strict=True):
             for kind in reply.get("error", {}).get("kinds", ()):
-                assert kind in protocol.errors(request["op"]), (path.name, request["op"], kind)
+                assert kind in generate_protocol.errors(request["op"]), (path.name, request["op"], kind)
                 seen.add((request["op"], kind))
     assert len(seen) > 80  # of about 110 listed ones
 
 
 def test_what_goes_over_the_pipe_is_as_the_schema_says():
-    schema = json.loads((protocol.SPEC / "protocol.schema.json").read_text())
+    schema = json.loads((generate_protocol.SPEC / "protocol.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
 
     def valid(part):
@@ -71,7 +71,7 @@ def test_what_goes_over_the_pipe_is_as_the_schema_says():
         """Replace references to earlier replies, which only trace files contain, by a number."""
         return json.loads(re.sub(r'{"reply": \d+}', "0", json.dumps(request)))
 
-    parts = {op: (valid(f"request:{op}"), valid(f"result:{op}")) for op, _ in protocol.every_operation()}
+    parts = {op: (valid(f"request:{op}"), valid(f"result:{op}")) for op, _ in generate_protocol.every_operation()}
     seen = set()
     for path in [*VECTORS.glob("machines/*-[01].jsonl"), *VECTORS.glob("checks/[AKF]*-0[1-7]-*.jsonl")]:
         _, *lines = map(json.loads, path.read_text().splitlines())

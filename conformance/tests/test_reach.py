@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from restricted import KERNELS, Restricted
 
-from kvref_conformance.conversation.drivers.stdio import OverStdio
-from kvref_conformance.judging.forecast import forecast
-from kvref_conformance.judging.judge import Judge, select
-from kvref_conformance.judging.offered import offered
-from kvref_conformance.judging.selftest import selftest
+from kvref_conformance.drivers.json_client import JsonClient
+from kvref_conformance.runner.capabilities import forecast, offered
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.harness_selftest import selftest
 
 HERE = Path(__file__).parent
 APPENDS = Restricted(operations=["paged.create", "paged.append", "paged.gather", "paged.drop"], families=["paged"])
@@ -56,7 +55,7 @@ class Dies(Own):
 
 
 def of(implementation, *families):
-    return offered(Judge(implementation), families)
+    return offered(CheckRunner(implementation), families)
 
 
 def reached(implementation, family, clauses="*"):
@@ -80,7 +79,7 @@ def test_what_only_sizes_within_its_limits_are_taken_of_is_offered():
 
 def test_over_a_pipe_it_is_what_is_not_declined(monkeypatch):
     monkeypatch.chdir(HERE)
-    program = OverStdio([sys.executable, str(HERE / "serve.py"), "test_reach:SMALLEST"], HERE)
+    program = JsonClient([sys.executable, str(HERE / "serve.py"), "test_reach:SMALLEST"], HERE)
     try:
         found = of(program, "contiguous")["contiguous"]
         assert found.operations == ["contiguous.append", "contiguous.read"]

@@ -5,7 +5,7 @@ import json
 import pytest
 from commandline import run_kvref
 
-from kvref_conformance.judging.judge import SHOWN_CALLS, shown_calls
+from kvref_conformance.runner.check_runner import SHOWN_CALLS, shown_calls
 
 MINE = """
 import kvref

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import kvref
-from kvref_conformance.conversation.drivers.replies import plain
+from kvref_conformance.drivers.reply_validation import plain
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import Broken
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
 
 
 class Tensor:
@@ -74,7 +74,7 @@ def test_an_array_without_axes_may_be_a_scalar_of_numpys():
 @pytest.fixture(scope="module")
 def judge():
     """One judge for all clauses, so that its state machine runs once."""
-    return Judge(Theirs())
+    return CheckRunner(Theirs())
 
 
 @pytest.mark.parametrize("clause", ["PAGED-09", "PAGED-12", "PAGED-13"])

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 import pytest
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.judging.conclusion import conclude
 from kvref_conformance.report.html import COLOURS, badge, is_report, write_site
 from kvref_conformance.report.json_file import ResultsError, read_json
-from kvref_conformance.report.player import SCRIPTS
-from kvref_conformance.report.runs import Finding, Run
+from kvref_conformance.report.player_element import SCRIPTS
+from kvref_conformance.report.results_model import FindingLink, ResultFile
+from kvref_conformance.runner.verdict import conclude
 
 EVIL = "<script>alert(1)</script>\"'&"
 FAILED = {"what": EVIL, "expected": EVIL, "got": EVIL}
@@ -70,7 +70,7 @@ def saved(tmp_path):
         (tmp_path / ".kvref/failures").mkdir(parents=True, exist_ok=True)
         for clause in options.get("broken", ("BLOCK-05",)):
             (tmp_path / ".kvref/failures" / f"{clause}-mine.jsonl").write_text(trace(clause))
-        return Run(path, read_json(path))
+        return ResultFile(path, read_json(path))
 
     return save
 
@@ -197,7 +197,7 @@ def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupt
     denied = {"verdict": "not conformant, as expected", "judged": 147, "of": 148, "least": 50.0, "whole": False}
     path = tmp_path / "results.json"
     path.write_text(json.dumps(document(broken=broken) | {"conclusion": denied} | interrupted))
-    run = Run(path, read_json(path))
+    run = ResultFile(path, read_json(path))
     assert (run.said, run.colour) == (said, colour)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/implementations/mine.html").read_text(encoding="utf-8")
@@ -208,7 +208,7 @@ def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupt
 def test_a_part_is_not_green(saved):
     whole = saved("whole", broken=())
     clauses = [each for each in whole.document["clauses"] if each["offered"]]
-    part = Run(whole.path, {**whole.document, "clauses": clauses})
+    part = ResultFile(whole.path, {**whole.document, "clauses": clauses})
     assert (whole.conclusion.whole, whole.colour) == (True, "good")
     assert (part.conclusion.verdict, part.conclusion.whole, part.colour) == ("conformant", False, "some")
     assert part.said == f"{whole.said} selected"
@@ -249,7 +249,7 @@ def test_a_share_tells_what_failed_what_passed_and_what_of_it_through_others(sav
 
 
 def test_a_failure_leads_to_what_is_said_of_it(saved, tmp_path):
-    told = {("one", "BLOCK-05"): [Finding(EVIL, "../findings/one.html#place")]}
+    told = {("one", "BLOCK-05"): [FindingLink(EVIL, "../findings/one.html#place")]}
     write_site(tmp_path / "site", [saved("one"), saved("two")], told)
     for path, times in (("clauses/BLOCK-05.html", 1), ("implementations/one.html", 1), ("implementations/two.html", 0)):
         text = (tmp_path / "site" / path).read_text(encoding="utf-8")

@@ -11,8 +11,7 @@ from commandline import run_kvref
 from test_report import document, trace
 
 from kvref_conformance.report.json_file import read_json
-from kvref_conformance.report.runs import Run
-from kvref_conformance.report.since import changes
+from kvref_conformance.report.results_model import ResultFile, changes
 
 LIBRARY = """
 import numpy as np
@@ -157,7 +156,7 @@ def run(folder, name, version="1", **options):
     said = document("mine", **options)
     said["implementation"]["version"] = version
     path.write_text(json.dumps(said))
-    return Run(path, read_json(path))
+    return ResultFile(path, read_json(path))
 
 
 def test_what_changed_is_the_version_and_each_verdict_that_is_another(tmp_path):

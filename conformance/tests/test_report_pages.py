@@ -8,7 +8,7 @@ from test_report import EVIL, document, trace
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import read_json
-from kvref_conformance.report.runs import Run
+from kvref_conformance.report.results_model import ResultFile
 
 pytestmark = pytest.mark.browser
 
@@ -22,7 +22,7 @@ def site(tmp_path_factory):
     paths = [folder / f"{number}.json" for number in range(len(documents))]
     for path, each in zip(paths, documents, strict=True):
         path.write_text(json.dumps(each))
-    return write_site(folder / "site", [Run(path, read_json(path)) for path in paths])
+    return write_site(folder / "site", [ResultFile(path, read_json(path)) for path in paths])
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from kvref.canary import BLANK, Canary
 from kvref.engine import Engine
-from kvref_conformance.engines.ruler import measured
+from kvref_canary.diagnosis.precision_probe import measured
 
 CANARY = Canary(offsets=(5, 9))
 

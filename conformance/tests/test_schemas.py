@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvref_conformance.conversation.trace.file import SCHEMA
-from kvref_conformance.schemas import DEEPEST, mismatch, schema
+from kvref_conformance.json_schema import DEEPEST, mismatch, schema
+from kvref_conformance.traces.format import SCHEMA
 
 text = st.text(st.characters(exclude_categories=()), max_size=3)  # includes unpaired surrogates, which JSON can contain
 names = st.sampled_from(["id", "ok", "error", "kind", "kinds", "message", "dtype", "shape", "base64", "handle", "number", "any"])

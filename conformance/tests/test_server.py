@@ -10,14 +10,14 @@ from fake_server import MODEL, serving
 
 from kvref.canary import BOS, FIRST_WORD, Oracle, sized
 from kvref.errors import OutOfBlocks, PositionOutOfRange
-from kvref_conformance.canary import folder
-from kvref_conformance.checking.registry import all_checks
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Failure, Judge
+from kvref_canary.files import huggingface
+from kvref_canary.server.errors import ServerError
+from kvref_canary.server.url import Address
+from kvref_conformance.implementations.server import ServerImplementation
 from kvref_conformance.outcome import CannotRun, NotOffered
-from kvref_conformance.server.address import Address
-from kvref_conformance.server.errors import ServerError
-from kvref_conformance.server.served import Served
+from kvref_conformance.runner.check_runner import CheckRunner, Failure
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.testlib.registry import all_checks
 
 __all__ = ["kvref"]
 
@@ -31,7 +31,7 @@ RIGHT = (PROMPT[-12:] * 3)[:20]
 def files(tmp_path_factory):
     """The folder of the canary."""
     path = tmp_path_factory.mktemp("canary")
-    folder.write(path, folder.made(CANARY))
+    huggingface.write(path, huggingface.made(CANARY))
     return path
 
 
@@ -44,13 +44,13 @@ def met(files):
         server = serving(CANARY, wrong)
         fake = server.__enter__()
         running.append(server)
-        served = Served(Address(fake.url + path, files, model))
+        served = ServerImplementation(Address(fake.url + path, files, model))
         running[-1:] = [served, server]
         return fake, served
 
     yield meet
     for each in running:
-        each.close() if isinstance(each, Served) else each.__exit__(None, None, None)
+        each.close() if isinstance(each, ServerImplementation) else each.__exit__(None, None, None)
 
 
 def session(served, *prompts):
@@ -202,11 +202,11 @@ def test_a_server_without_the_canary_is_not_judged(met, wrong, said):
 
 def test_nobody_there_and_nothing_there(met, files):
     with pytest.raises(CannotRun, match=r"^http://127.0.0.1:9/v1: no connection: "):
-        Served(Address("http://127.0.0.1:9/v1", files))
+        ServerImplementation(Address("http://127.0.0.1:9/v1", files))
     with pytest.raises(CannotRun, match=r"HTTP 404: no such path; expected an OpenAI-compatible API at "):
         met(path="/v2")
     with pytest.raises(CannotRun, match=r"no is not a canary: expected a folder with a canary.json"):
-        Served(Address("http://127.0.0.1:9/v1", Path("no")))
+        ServerImplementation(Address("http://127.0.0.1:9/v1", Path("no")))
 
 
 def test_of_two_models_one_is_named(met):
@@ -246,7 +246,7 @@ def written(clause):
 
 
 def test_a_right_server_passes(met):
-    judge = Judge(met()[1])
+    judge = CheckRunner(met()[1])
     said = [judge.checked(check) for check in written(["ENG-02", "ENG-05", "ENG-08"])]
     assert not any(isinstance(each, Failure) for each in said)
     found = Counter((each.verdict, each.missing) for each in said)
@@ -263,13 +263,13 @@ def test_a_right_server_passes(met):
     ],
 )
 def test_a_wrong_server_breaks_its_clause(met, wrong, clause, got):
-    judge = Judge(met(wrong)[1], Effort(timeout=20))
+    judge = CheckRunner(met(wrong)[1], Effort(timeout=20))
     failures = [each for each in map(judge.checked, written([clause])) if isinstance(each, Failure)]
     assert failures and all(re.fullmatch(got, each.broken.got) and not each.broken.where for each in failures)
 
 
 def test_a_hung_server_costs_its_clause(met):
-    judge = Judge(met("slow")[1], Effort(timeout=0.2))
+    judge = CheckRunner(met("slow")[1], Effort(timeout=0.2))
     (failure,) = map(judge.checked, written(["ENG-03"]))
     assert failure.broken.expected == "a reply within 0.2 s"
 

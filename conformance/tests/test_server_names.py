@@ -9,9 +9,9 @@ import pytest
 from commandline import kvref
 
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle, sized
+from kvref_canary.server.dimensions import sizes
+from kvref_canary.server.url import Address, address
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.server.address import Address, address
-from kvref_conformance.server.sizes import sizes
 
 __all__ = ["kvref"]
 

@@ -14,13 +14,13 @@ from fake_server import serving
 from rich.console import Console
 
 from kvref.canary import Canary, sized
-from kvref_conformance.canary import folder, words
+from kvref_canary.files import huggingface, vocabulary
+from kvref_canary.server.url import Address
 from kvref_conformance.commands.soak_server import _concluded
-from kvref_conformance.server.address import Address
-from kvref_conformance.server.figures import POINTS, Figures, Latencies, Timeline
-from kvref_conformance.server.served import Served
-from kvref_conformance.server.soaking import Soak
-from kvref_conformance.server.workload import KINDS, Workload
+from kvref_conformance.implementations.server import ServerImplementation
+from kvref_conformance.soak.server_soak import ServerSoak
+from kvref_conformance.soak.server_statistics import POINTS, Latencies, ServerStatistics, Timeline
+from kvref_conformance.soak.server_workload import KINDS, RequestWorkload
 
 __all__ = ["kvref"]
 
@@ -31,16 +31,16 @@ RECALLS = Canary((1,), True, theta=1e6, head_dim=128, context=256)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     path = tmp_path_factory.mktemp("canary")
-    folder.write(path, folder.made(CANARY))
+    huggingface.write(path, huggingface.made(CANARY))
     return path
 
 
 def soaked(files, wrong, seconds=1.5):
     """The figures of a soak of a fake server with one misbehavior."""
     with serving(CANARY, wrong) as fake:
-        served = Served(Address(fake.url, files))
+        served = ServerImplementation(Address(fake.url, files))
         try:
-            soak = Soak(served.asker, 0, 6)
+            soak = ServerSoak(served.asker, 0, 6)
             served.background.run(soak.run(seconds))
             soak.explain()
         finally:
@@ -76,24 +76,24 @@ def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
 
 @pytest.mark.parametrize("wrong", ["", "another's tokens"])
 def test_what_was_heard_of_an_answer_that_is_cut_off_is_looked_at_too(files, monkeypatch, wrong):
-    monkeypatch.setattr("kvref_conformance.server.workload.KINDS", {"cut off": 1})
+    monkeypatch.setattr("kvref_conformance.soak.server_workload.KINDS", {"cut off": 1})
     figures = soaked(files, wrong, 2.0)
     assert figures.tokens_checked > 0 and not figures.failed
     assert bool(figures.wrong_tokens) == bool(wrong)
 
 
 def test_a_text_that_ends_within_a_word_has_the_words_before_it():
-    text = words.text(CANARY, [5, 7, 9])
-    each = len(words.word(CANARY, 5)) + 1
+    text = vocabulary.text(CANARY, [5, 7, 9])
+    each = len(vocabulary.word(CANARY, 5)) + 1
     for end in range(len(text) + 1):
-        assert words.tokens_begun(CANARY, text[:end]) == [5, 7, 9][: (end + 1) // each]
-    with pytest.raises(words.NotWords):
-        words.tokens_begun(CANARY, "What is a cache?")
+        assert vocabulary.tokens_begun(CANARY, text[:end]) == [5, 7, 9][: (end + 1) // each]
+    with pytest.raises(vocabulary.NotCanaryWords):
+        vocabulary.tokens_begun(CANARY, "What is a cache?")
 
 
 @pytest.mark.parametrize(("refused", "verdict"), [(10, 0), (11, 2)])
 def test_a_server_that_is_mostly_full_is_not_judged(capsys, refused, verdict):
-    figures = Figures(requests=Counter(new=10), tokens_checked=99, refused=refused)
+    figures = ServerStatistics(requests=Counter(new=10), tokens_checked=99, refused=refused)
     assert _concluded(Console(), figures, interrupted=False) == verdict
     last = capsys.readouterr().out.splitlines()[-1]
     rejected = "not judged: the server rejected 11 of 21 requests because it had no room"
@@ -138,7 +138,7 @@ def test_ctrl_c_gives_what_was_found_until_then(files, tmp_path):
 @pytest.mark.parametrize("canary", [CANARY, RECALLS], ids=["offsets", "recalls"])
 def test_a_workload_has_everything_in_it_and_room_for_it(canary):
     """If the oracle answers, every token is right and hardly any is uncertain."""
-    workload, kinds, uncertain, said = Workload(canary, 0), set(), 0, 0
+    workload, kinds, uncertain, said = RequestWorkload(canary, 0), set(), 0, 0
     for request in islice(iter(workload.draw, None), 30 if canary.recalls else 60):
         kinds.add(request.kind)
         assert 1 <= request.count <= canary.context - len(request.prompt)
@@ -159,7 +159,7 @@ def test_a_workload_has_everything_in_it_and_room_for_it(canary):
 
 
 def test_the_same_seed_draws_the_same():
-    drawn = [[each.prompt for each in islice(iter(Workload(CANARY, seed).draw, None), 5)] for seed in (1, 1, 2)]
+    drawn = [[each.prompt for each in islice(iter(RequestWorkload(CANARY, seed).draw, None), 5)] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -172,4 +172,4 @@ def test_latencies_and_times_take_no_more_room_with_time():
     assert Latencies().percentile(50) is None
     assert len(timeline.moments) <= POINTS and timeline.width == 32
     assert sum(each.tokens for each in timeline.moments) == 1000
-    assert json.dumps(Figures().document())
+    assert json.dumps(ServerStatistics().document())

@@ -10,7 +10,7 @@ import pytest
 
 from kvref.canary import BOS, FIRST_WORD, sized
 from kvref_adapters._shared.server_process import ServerAdapter
-from kvref_conformance.conversation.drivers.guard import memory_limit
+from kvref_conformance.drivers.resource_limits import memory_limit
 
 HERE = Path(__file__).parent
 PATH = os.pathsep.join([str(HERE), str(HERE.parent / "adapters")])  # of the processes that the tests start
@@ -21,7 +21,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from fake_server import Fake, Handler, ThreadingHTTPServer
-from kvref_conformance.canary import folder
+from kvref_canary.files import folder
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler)
 server.fake = Fake(folder.load(Path(sys.argv[1])))
 Path(sys.argv[3]).write_text(str(os.getpid()))

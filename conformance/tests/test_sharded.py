@@ -14,10 +14,10 @@ import pytest
 
 import kvref
 from kvref.errors import RankLost
-from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.testlib.registry import all_checks
 
 HEADS, DIM, TOKENS = 4, 3, 16
 SIZES = {"num_kv_heads": HEADS, "head_dim": DIM, "num_blocks": 4, "dtype": "float32"}
@@ -69,7 +69,7 @@ def test_what_four_ranks_saved_two_load(tmp_path, rows, columns, fewer_rows, few
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_check_of_its_own_is_asked_of_who_has_everything():
     """No check is skipped because its sizes are replaced, as an odd number of heads once was."""
-    judge = Judge(OnBackend(kvref.backend("numpy")), Effort())
+    judge = CheckRunner(OnBackend(kvref.backend("numpy")), Effort())
     checks = [check for check in all_checks() if check.family == "sharded" and check.run and check.clause.startswith("SHARD")]
     asked = {check.name: judge.ask_about(check) for check in checks}
     assert {name: outcome for name, outcome in asked.items() if getattr(outcome, "verdict", "failed") != "passed"} == {}
@@ -87,7 +87,7 @@ def made(kind="Grid", delays=None, **changes):
 @pytest.mark.parametrize("kind", ["Grid", "Heads", "Tokens"])
 def test_two_to_four_processes_are_one_cache(kind):
     implementation, _ = made(kind, **{"Grid": {}, "Heads": {"token_ranks": 1}, "Tokens": {"head_ranks": 1}}[kind])
-    judge = Judge(implementation, Effort(examples=3))
+    judge = CheckRunner(implementation, Effort(examples=3))
     found = {
         clause.id: verdict_of(judge.clause([check for check in checks if check.family == "sharded" and not check.real]))
         for clause, checks in select(family="sharded").items()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from commandline import kvref
 
-from kvref_conformance.soak.servers import served
-from kvref_conformance.soak.workload import Event, Workload, brief, prefilled, without
+from kvref_conformance.soak.cache_workload import Workload, WorkloadEvent, brief, prefilled, without
+from kvref_conformance.soak.drivers import served
 
 __all__ = ["kvref"]
 
@@ -143,7 +143,13 @@ def test_a_workload_has_everything_in_it():
 
 
 def test_events_are_made_fewer():
-    events = [Event("admit", (0,), 10), Event("admit", (1,), 5), Event("step", (0, 1)), Event("step", (1,)), Event("look", (1,))]
-    assert without(events, lambda number: number == 0) == [events[1], Event("step", (1,)), *events[3:]]
-    assert prefilled(events) == [Event("admit", (0,), 11), Event("admit", (1,), 7), Event("look", (1,))]
+    events = [
+        WorkloadEvent("admit", (0,), 10),
+        WorkloadEvent("admit", (1,), 5),
+        WorkloadEvent("step", (0, 1)),
+        WorkloadEvent("step", (1,)),
+        WorkloadEvent("look", (1,)),
+    ]
+    assert without(events, lambda number: number == 0) == [events[1], WorkloadEvent("step", (1,)), *events[3:]]
+    assert prefilled(events) == [WorkloadEvent("admit", (0,), 11), WorkloadEvent("admit", (1,), 7), WorkloadEvent("look", (1,))]
     assert [event.tokens for event in brief(events)][:2] == [1, 1]

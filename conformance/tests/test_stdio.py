@@ -12,12 +12,12 @@ from commandline import run_kvref
 from sessions import running_in
 
 import kvref_zoo
-from kvref_conformance.conversation.drivers import pipe, stdio
-from kvref_conformance.conversation.exchange import On
+from kvref_conformance.calls.messages import ObjectReference
+from kvref_conformance.drivers import json_client, subprocess_pipe
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select
 from kvref_conformance.outcome import Died, NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort
 
 HERE = Path(__file__).parent
 PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
@@ -88,7 +88,7 @@ WAYS = [
 )
 def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
     timeout = 0.5 if "within" in expected else 10.0
-    judge = Judge(load(f"exec:{PROGRAM} {way}"), Effort(examples=5, timeout=timeout))
+    judge = CheckRunner(load(f"exec:{PROGRAM} {way}"), Effort(examples=5, timeout=timeout))
     outcomes = [outcome for checks in select("BLOCK-*").values() for outcome in judge.clause(checks)]
     judge.close()
     failed = [outcome for outcome in outcomes if outcome.verdict == "failed"]
@@ -117,7 +117,7 @@ def sessions(folder):
 
 @pytest.mark.parametrize("way", ["hangs", "half-a-line", "closes-its-pipe", "garbage"])
 def test_what_is_ended_is_ended_whole(wrapper, tmp_path, way):
-    judge = Judge(load(wrapper(way)), Effort(examples=3, timeout=0.2))
+    judge = CheckRunner(load(wrapper(way)), Effort(examples=3, timeout=0.2))
     outcomes = [outcome for checks in select("BLOCK-*").values() for outcome in judge.clause(checks)]
     assert any(outcome.verdict == "failed" for outcome in outcomes)
     assert len(sessions(tmp_path)) > 1
@@ -133,7 +133,7 @@ def test_what_is_ended_is_ended_whole(wrapper, tmp_path, way):
     ],
 )
 def test_what_ends_takes_along_what_it_started(wrapper, monkeypatch, way, around, code):
-    monkeypatch.setattr(pipe, "GRACE", 3.0 if code == 0 else 0.2)
+    monkeypatch.setattr(subprocess_pipe, "GRACE", 3.0 if code == 0 else 0.2)
     assert load(wrapper(way, around)).close() == code
 
 
@@ -146,7 +146,7 @@ def test_after_garbage_the_next_conversation_is_clean():
     program = load(f"exec:{PROGRAM} chatter 1")
     for _ in range(3):
         program.begin()
-        assert program.call("blocks.new", None, {"num_blocks": 2}) == (1, On(1))
+        assert program.call("blocks.new", None, {"num_blocks": 2}) == (1, ObjectReference(1))
         assert program.call("blocks.allocate", 1, {})[1] == 0
         with pytest.raises(Died, match="expected a line of JSON, got 'and another thing'"):
             program.call("blocks.free", 1, {"block": 0})
@@ -156,7 +156,7 @@ def test_after_garbage_the_next_conversation_is_clean():
 
 
 def test_a_program_that_hangs_at_hello_again_does_not_take_the_day(monkeypatch):
-    monkeypatch.setattr(stdio, "STARTING", 2.0)
+    monkeypatch.setattr(json_client, "STARTING", 2.0)
     program = load(f"exec:{PROGRAM} hello-hangs-again")
     for patience in ("2 s", "1 s"):
         program.begin()  # a new process, which replies
@@ -290,7 +290,7 @@ def test_the_judge_sees_through_a_pipe_what_it_sees_in_its_process(member):
     family = kvref_zoo.member(member).clause.partition("-")[0]
     seen = {}
     for name in (f"zoo:{member}", f"exec:{sys.executable} {HERE / 'serve.py'} zoo:{member}"):
-        judge = Judge(load(name), Effort(examples=4))
+        judge = CheckRunner(load(name), Effort(examples=4))
         seen[name] = {
             (clause.id, outcome.check): outcome
             for clause, checks in select(f"{family}-*").items()

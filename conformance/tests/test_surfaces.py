@@ -13,9 +13,9 @@ from surfaces.kernel_paged import KernelPaged
 from surfaces.one_table import OneTable
 from surfaces.paged import Paged
 
-from kvref_conformance.interface import offers
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
+from kvref_conformance.implementation_api import offers
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select, verdict_of
+from kvref_conformance.runner.options import Effort
 
 EXAMPLES = 8  # call sequences per state machine
 
@@ -60,7 +60,7 @@ JUDGED = {
 def said_of(right):
     """The outcomes of all clauses with checks in the family, without production sizes (LAW-18), which take seconds each."""
     implementation = right()
-    judge, found = Judge(implementation, Effort(examples=EXAMPLES)), {}
+    judge, found = CheckRunner(implementation, Effort(examples=EXAMPLES)), {}
     for clause, checks in select().items():
         of_family = [check for check in checks if offers(implementation, check.family)]
         if of_family and clause.id != "LAW-18":
@@ -84,7 +84,7 @@ def test_so_much_of_a_chapter_is_judged(right, chapter):
 @pytest.mark.parametrize("right", NOT_JUDGED)
 def test_what_is_not_judged_says_why(right):
     implementation = right()
-    judge = Judge(implementation)
+    judge = CheckRunner(implementation)
     for clause in NOT_JUDGED[right]:
         ((_, checks),) = select(clause).items()
         assert judge.missing([c for c in checks if offers(implementation, c.family)], said_of(right)[clause]), clause
@@ -93,7 +93,7 @@ def test_what_is_not_judged_says_why(right):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug can divide by zero
 @pytest.mark.parametrize(("broken", "clause"), BROKEN)
 def test_a_bug_is_caught(broken, clause):
-    judge, ((_, checks),) = Judge(broken, Effort(examples=20)), select(clause).items()
+    judge, ((_, checks),) = CheckRunner(broken, Effort(examples=20)), select(clause).items()
     written_out = [check for check in checks if check.run and offers(broken, check.family)]
     caught = any(isinstance(judge.ask_about(check), Failure) for check in written_out)
     assert caught or clause in judge.search(written_out[0].family).findings

@@ -5,9 +5,9 @@ import pytest
 
 import kvref
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort
 
 
 class Tables:
@@ -112,7 +112,7 @@ def failed(tables, clauses):
 
     alone = Alone(kvref.reference)
     alone.limits = {"tables_alone": True}
-    judge = Judge(alone, Effort(examples=6))
+    judge = CheckRunner(alone, Effort(examples=6))
     said = {clause.id: [each.verdict for each in judge.clause(checks)] for clause, checks in judged(clauses)}
     broken = {id for id, verdicts in said.items() if "failed" in verdicts}
     return broken, len({id for id, verdicts in said.items() if "passed" in verdicts} - broken)

@@ -3,11 +3,11 @@
 import pytest
 
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
 
 
 def verdicts(name):
-    judge = Judge(load(name))
+    judge = CheckRunner(load(name))
     return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select().items()}
 
 

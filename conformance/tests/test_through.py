@@ -7,7 +7,7 @@ import pytest
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import read_json
-from kvref_conformance.report.runs import Run
+from kvref_conformance.report.results_model import ResultFile
 
 # Gather is missing, and one layer's length is wrong: the derived gather shows it.
 CACHES = """
@@ -67,7 +67,7 @@ def test_a_failure_says_what_was_made_of_others(kvref, caches):
 
 def test_a_mark_in_the_report_tells_a_verdict_through_others_from_one_without(kvref, caches, tmp_path):
     kvref("check", "caches:NoGather", "--clause", "PAGED-11,LAW-12", "--examples", "5", "--json", "out.json")
-    write_site(tmp_path / "site", [Run(tmp_path / "out.json", read_json(tmp_path / "out.json"))])
+    write_site(tmp_path / "site", [ResultFile(tmp_path / "out.json", read_json(tmp_path / "out.json"))])
     page = (tmp_path / "site/clauses.html").read_text(encoding="utf-8")
     assert page.count("<sup>*</sup>") == 1
     assert f'title="PAGED-11, reference: passed; {GATHERED}"' in page
@@ -84,7 +84,7 @@ def test_results_written_before_there_were_derived_operations_are_read(kvref, tm
         for check in each["checks"]:
             check.pop("through", None)
     (tmp_path / "old.json").write_text(json.dumps(document))
-    run = Run(tmp_path / "old.json", read_json(tmp_path / "old.json"))
+    run = ResultFile(tmp_path / "old.json", read_json(tmp_path / "old.json"))
     write_site(tmp_path / "site", [run])
     for page in ("index.html", "clauses.html"):
         assert "<sup>" not in (tmp_path / "site" / page).read_text(encoding="utf-8")

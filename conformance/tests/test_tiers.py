@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvref_conformance.oracle.formats import AFFINE, IN_GROUPS, ROTATED, SYMMETRIC, dim_of, group_of
-from kvref_conformance.oracle.tokens import stored_again, tokens_as
+from kvref_conformance.oracle.token_storage import stored_again, tokens_as
 
 SMALL_GROUPS = tuple(name for name in IN_GROUPS if group_of(name) <= 32)
 

@@ -9,8 +9,8 @@ from kvref.backend import ReferenceBackend
 from kvref.formats import FORMATS, Quantized, ggml, group_scales, hadamard, row_scales, token_scales
 from kvref.formats.base import finite_rows
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Failure, Judge, select
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select
+from kvref_conformance.runner.options import Effort
 
 ONE = np.float32(1)
 
@@ -31,7 +31,7 @@ def by_reciprocals(rounding):
 
 
 def failed(implementation, wanted="*"):
-    judge = Judge(implementation, Effort(examples=5, simpler=False))
+    judge = CheckRunner(implementation, Effort(examples=5, simpler=False))
     return {
         clause.id
         for clause, checks in select(wanted).items()

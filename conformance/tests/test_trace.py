@@ -13,18 +13,18 @@ from hypothesis.extra import numpy as hnp
 
 import kvref
 import kvref_zoo
-from kvref_conformance.checking.registry import all_checks
-from kvref_conformance.conversation.exchange import Exchange, On, Reply, ReplyTo, Request, show_calls
-from kvref_conformance.conversation.trace import file
-from kvref_conformance.conversation.trace.store import check_in_a_path, name_in_a_path, save_all, save_failure
-from kvref_conformance.conversation.trace.wire import NotWire, from_wire, to_wire
+from kvref_conformance.calls.messages import CallReply, CallRequest, Exchange, ObjectReference, ReplyReference, show_calls
 from kvref_conformance.families import all_families, names
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select
-from kvref_conformance.judging.replay import replay
+from kvref_conformance.json_schema import schema
 from kvref_conformance.outcome import NotOffered
-from kvref_conformance.schemas import schema
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.runner.replay import replay
+from kvref_conformance.testlib.registry import all_checks
+from kvref_conformance.traces import format
+from kvref_conformance.traces.json_codec import NotSerializable, from_wire, to_wire
+from kvref_conformance.traces.paths import check_in_a_path, name_in_a_path, save_all, save_failure
 
 CHAPTER = Path(kvref.__file__).parent / "spec" / "trace.md"
 DTYPES = [np.dtype(name) for name in ("float32", "float64", "float16", "bool", "int8", "int64", "uint8", "uint16", "uint64")]
@@ -32,7 +32,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, hnp.arr
 
 
 def valid(line):
-    jsonschema.Draft202012Validator(schema(*file.SCHEMA)).validate(json.loads(line))
+    jsonschema.Draft202012Validator(schema(*format.SCHEMA)).validate(json.loads(line))
 
 
 @given(ARRAYS)
@@ -63,23 +63,35 @@ def test_an_integer_of_a_type_comes_back_as_one():
 def test_a_failure_that_takes_an_integer_of_a_type_replays(tmp_path):
     """LAW-20: the file keeps the integer's type, the model uses its value, and the call is shown with both."""
     name = "zoo:contiguous-keeps-the-callers-integer"
-    judge = Judge(load(name), Effort(examples=5), name)
+    judge = CheckRunner(load(name), Effort(examples=5), name)
     ((_, checks),) = select("LAW-20", "contiguous").items()
     (failed,) = (outcome for outcome in judge.clause(checks) if outcome.trace)
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(failed.trace), encoding="utf-8")
-    held = replay(file.read(path), Judge(load(name), Effort(), name))
+    held = replay(format.read(path), CheckRunner(load(name), Effort(), name))
     assert held.calls[1:] == [
         "contiguous.advance(int8(100))",
         "contiguous.advance(int8(100))",
         "contiguous.seq_len  returned -56",
     ]
     assert (held.expected, held.got) == ("200", "-56")
-    assert replay(file.read(path), Judge(load("reference"), Effort(), "reference")).parted_at is None
+    assert replay(format.read(path), CheckRunner(load("reference"), Effort(), "reference")).parted_at is None
 
 
 def test_other_values_come_back():
-    for value in (None, 3, -1, 2.5, "words", [1, [2]], On(4), ReplyTo(7), float("inf"), float("-inf"), {"hits": 1}):
+    for value in (
+        None,
+        3,
+        -1,
+        2.5,
+        "words",
+        [1, [2]],
+        ObjectReference(4),
+        ReplyReference(7),
+        float("inf"),
+        float("-inf"),
+        {"hits": 1},
+    ):
         assert from_wire(json.loads(json.dumps(to_wire(value)))) == value
     assert np.isnan(from_wire(to_wire(float("nan"))))
     assert to_wire((1, 2)) == [1, 2]
@@ -97,7 +109,7 @@ def test_other_values_come_back():
     ],
 )
 def test_a_malformed_array_is_refused(wire):
-    with pytest.raises(NotWire, match="array: "):
+    with pytest.raises(NotSerializable, match="array: "):
         from_wire(wire)
 
 
@@ -107,10 +119,10 @@ def test_the_chapters_example_is_a_trace(tmp_path):
         valid(line)
     path = tmp_path / "example.jsonl"
     path.write_text(example)
-    trace = file.read(path)
+    trace = format.read(path)
     assert [request.op for request in trace.requests] == ["blocks.new", "blocks.free"]
-    assert replay(trace, Judge(load("reference"))).parted_at is None
-    held = replay(trace, Judge(load("zoo:blocks-free-ignores-free-blocks")))
+    assert replay(trace, CheckRunner(load("reference"))).parted_at is None
+    held = replay(trace, CheckRunner(load("zoo:blocks-free-ignores-free-blocks")))
     assert (held.parted_at, held.got) == (5, "no error")
 
 
@@ -142,8 +154,8 @@ NEW = '{"id": 1, "op": "blocks.new", "args": {"num_blocks": 1}}'
 def test_what_is_no_trace_is_refused_with_its_line(tmp_path, lines, message):
     path = tmp_path / "bad.jsonl"
     path.write_text("".join(f"{line}\n" for line in lines))
-    with pytest.raises(file.TraceError) as refused:
-        file.read(path)
+    with pytest.raises(format.TraceError) as refused:
+        format.read(path)
     assert str(refused.value).startswith(f"{path}:{message}")
     assert "\n" not in str(refused.value)
 
@@ -151,20 +163,21 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path, lines, message):
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(file.TraceError, match="not a text file"):
-        file.read(path)
+    with pytest.raises(format.TraceError, match="not a text file"):
+        format.read(path)
 
 
 def test_calls_are_shown_as_python():
     exchanges = [
-        Exchange(Request(1, "paged.new", None, {"num_blocks": 2}), Reply(On(1))),
-        Exchange(Request(2, "paged.create", 1, {}), Reply(0)),
-        Exchange(Request(3, "paged.length", 1, {"sequence": ReplyTo(2), "layer": 0}), Reply(0), quiet=True),
+        Exchange(CallRequest(1, "paged.new", None, {"num_blocks": 2}), CallReply(ObjectReference(1))),
+        Exchange(CallRequest(2, "paged.create", 1, {}), CallReply(0)),
+        Exchange(CallRequest(3, "paged.length", 1, {"sequence": ReplyReference(2), "layer": 0}), CallReply(0), quiet=True),
         Exchange(
-            Request(4, "paged.write", 1, {"sequence": ReplyTo(2), "layer": 0, "start": 0, "keys": np.zeros((9, 9))}), Reply()
+            CallRequest(4, "paged.write", 1, {"sequence": ReplyReference(2), "layer": 0, "start": 0, "keys": np.zeros((9, 9))}),
+            CallReply(),
         ),
-        Exchange(Request(5, "paged.num_free_blocks", 1, {}), Reply(1)),
-        Exchange(Request(6, "paged.drop", 1, {"sequence": 7})),
+        Exchange(CallRequest(5, "paged.num_free_blocks", 1, {}), CallReply(1)),
+        Exchange(CallRequest(6, "paged.drop", 1, {"sequence": 7})),
     ]
     assert show_calls(exchanges) == [
         "paged = paged(num_blocks=2)",
@@ -176,7 +189,7 @@ def test_calls_are_shown_as_python():
 
 
 def failure(name, clause, examples=60):
-    judge = Judge(load(name), Effort(examples=examples, timeout=1))
+    judge = CheckRunner(load(name), Effort(examples=examples, timeout=1))
     ((found, checks),) = select(clause).items()
     return judge, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"], found
 
@@ -215,7 +228,7 @@ def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path)
     name, clause = SHRUNK[family]
     judge, failed, _ = failure(name, clause)
     shortest, path = save_failure(failed, tmp_path, clause, name)
-    trace = file.read(path)
+    trace = format.read(path)
     for line in path.read_text().splitlines():
         valid(line)
     assert len(trace.requests) <= 6, shortest.calls
@@ -224,7 +237,7 @@ def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path)
     held = replay(trace, judge)
     assert held.parted_at == trace.lines[-1]
     assert (held.what, held.expected, held.got) == (shortest.what, shortest.expected, shortest.got)
-    right = replay(trace, Judge(load("reference")))
+    right = replay(trace, CheckRunner(load("reference")))
     assert right.parted_at is None
 
 
@@ -239,34 +252,34 @@ def test_what_the_model_cannot_see_is_left_to_the_check(tmp_path):
     assert path.parent == tmp_path
     for line in path.read_text().splitlines():
         valid(line)
-    trace = file.read(path)
+    trace = format.read(path)
     assert trace.header.judge == "check"  # every reply was right: the array changed afterwards
     held = replay(trace, judge)
     assert (held.parted_at, held.got) == (trace.lines[-1], trace.header.failed["got"])
-    assert not replay(trace, Judge(load("reference"))).parted_at
+    assert not replay(trace, CheckRunner(load("reference"))).parted_at
     with pytest.raises(NotOffered, match="family contiguous"):
-        replay(trace, Judge(load("zoo:blocks-freed-twice")))
+        replay(trace, CheckRunner(load("zoo:blocks-freed-twice")))
 
 
 def test_a_trace_of_what_is_not_offered_cannot_be_replayed(tmp_path):
     _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
     _, path = save_failure(failed, tmp_path, "BLOCK-05", "x")
     with pytest.raises(NotOffered, match="family blocks"):
-        replay(file.read(path), Judge(load("kvref_adapters.ml_dtypes.adapter:MlDtypes")))
+        replay(format.read(path), CheckRunner(load("kvref_adapters.ml_dtypes.adapter:MlDtypes")))
 
 
 def test_what_passes_can_be_kept_and_holds_for_others(tmp_path):
-    judge = Judge(load("reference"), Effort(keep=True, examples=5))
+    judge = CheckRunner(load("reference"), Effort(keep=True, examples=5))
     for clause in ("CONTIG-04", "TIER-05", "BUF-03", "QUANT-02", "POOL-03", "KERN-01"):
         ((found, checks),) = select(clause).items()
         save_all(judge.clause(checks), tmp_path, found.id, "reference")
     paths = sorted(tmp_path.rglob("*.jsonl"))
     assert len(paths) >= 9
-    other = Judge(load("numpy"))
+    other = CheckRunner(load("numpy"))
     for path in paths:
         for line in path.read_text().splitlines():
             valid(line)
-        assert not replay(file.read(path), other).parted_at, path.name
+        assert not replay(format.read(path), other).parted_at, path.name
 
 
 def test_a_failure_that_is_gone_leaves_no_file(tmp_path):

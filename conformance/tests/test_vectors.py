@@ -14,23 +14,23 @@ from commandline import run_kvref
 from safetensors.numpy import load_file
 
 import kvref as kvref_library
-from kvref_conformance.conversation.trace import file
-from kvref_conformance.conversation.trace.wire import to_wire
 from kvref_conformance.implementations import load
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge
-from kvref_conformance.oracle.expected import Arrays, exactly
+from kvref_conformance.oracle.expectations import ExpectedArrays, exactly
+from kvref_conformance.runner.check_runner import CheckRunner
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.traces import format
+from kvref_conformance.traces.json_codec import to_wire
 from kvref_conformance.vectors.check import check
-from kvref_conformance.vectors.make import make
-from kvref_conformance.vectors.recorded import must_be
+from kvref_conformance.vectors.generate import make
+from kvref_conformance.vectors.replay import must_be
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 MANIFEST = json.loads((VECTORS / "manifest.json").read_text())
 
 
 def held(name, folder=VECTORS):
-    judge = Judge(load(name), Effort(timeout=2))
+    judge = CheckRunner(load(name), Effort(timeout=2))
     found = list(check(folder, judge))
     judge.close()
     return found
@@ -76,7 +76,7 @@ def test_a_bug_does_not_get_past_them(member, clause):
 @pytest.mark.parametrize("some", ["machines/*-0.jsonl", "checks/*-01-*.jsonl"])
 def test_what_is_read_is_what_was_written(some):
     for path in VECTORS.glob(some):
-        for reply in file.read(path).replies:
+        for reply in format.read(path).replies:
             expected = must_be(reply)
             must = {name: to_wire(value) for name, value in expected.wire().items()} | {"clause": expected.clause}
             came = ("ok", "id") if "chosen" in reply or "any" in reply else ("id",)
@@ -99,7 +99,7 @@ def test_a_zero_that_lost_its_sign_does_not_get_past_them():
         name, version, language, level, formats = "unsigned", "0", "python", "exact", right.formats
         asarray, to_numpy, elements = right.asarray, right.to_numpy, lambda self: unsigned
 
-    failed = {each.file: each.broken for each in check(VECTORS, Judge(Unsigned())) if each.broken}
+    failed = {each.file: each.broken for each in check(VECTORS, CheckRunner(Unsigned())) if each.broken}
     lost = failed["formats/float8_e5m2.safetensors"]
     assert (lost.expected, lost.got) == ("-0.0", "0.0")
 
@@ -211,5 +211,5 @@ def test_who_offers_nothing_they_are_about_is_told_so(kvref, small):
 
 def test_a_bound_is_said_where_it_is_zero_too():
     """Attention without tokens is zero, of either sign: without a bound a vector would require the exact bits."""
-    nothing = Arrays("ATTN-08", parts=(exactly(np.zeros(2, np.float32)),), always_slack=True)
+    nothing = ExpectedArrays("ATTN-08", parts=(exactly(np.zeros(2, np.float32)),), always_slack=True)
     assert nothing.wire()["within"].tolist() == [0.0, 0.0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvref_conformance.judging.xfails import XfailsError, read, update
+from kvref_conformance.runner.expected_failures import ExpectedFailuresError, read, update
 
 
 def test_the_file_has_clauses_reasons_and_comments(tmp_path):
@@ -21,7 +21,7 @@ def test_the_file_has_clauses_reasons_and_comments(tmp_path):
 def test_a_mistake_is_reported_with_its_line(tmp_path, text, message):
     path = tmp_path / "xfails.txt"
     path.write_text(text)
-    with pytest.raises(XfailsError, match=message):
+    with pytest.raises(ExpectedFailuresError, match=message):
         read(path)
 
 

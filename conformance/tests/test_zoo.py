@@ -6,7 +6,7 @@ import pytest
 
 import kvref_zoo
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.judging.zoo import broken_by
+from kvref_conformance.runner.zoo_report import broken_by
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug can divide by zero
 

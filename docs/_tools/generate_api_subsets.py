@@ -1,11 +1,10 @@
 """Tables of API subsets: how many clauses can be judged with a few operations, as `kvref check NAME --list` reports."""
 
-from kvref_conformance.checking.steps import Sizes
 from kvref_conformance.families import all_families
-from kvref_conformance.judging.door import Door
-from kvref_conformance.judging.forecast import Gain, forecast
-from kvref_conformance.judging.judge import select
-from kvref_conformance.judging.offered import Offered
+from kvref_conformance.runner.capabilities import Gain, OperationStatus, forecast
+from kvref_conformance.runner.check_runner import select
+from kvref_conformance.runner.restricted import RestrictedImplementation
+from kvref_conformance.testlib.sample_calls import Sizes
 
 # Operations that typical third-party caches have, or the smallest subset with which any clause can be judged.
 SUBSETS = {
@@ -35,9 +34,9 @@ def api_subsets_table() -> str:
     for family, subsets in SUBSETS.items():
         for words in subsets:
             operations = [f"{family}.{name}" for name in words.split()]
-            door = Door(operations=operations, families=[family])
+            door = RestrictedImplementation(operations=operations, families=[family])
             missing = [op for op in _operations(family) if op not in operations]
-            found = forecast(door, {family: Offered(operations, missing)}, select(family=family))
+            found = forecast(door, {family: OperationStatus(operations, missing)}, select(family=family))
             judged = [reach for reach in found.reaches if reach.judged]
             derived = sum(bool(reach.through) for reach in judged)
             share = f"{len(judged)} of {len(found.reaches)}" + (f" ({derived} by derived operations)" if derived else "")

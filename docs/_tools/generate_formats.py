@@ -5,12 +5,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from kvref.formats.group_scales import GroupFormat
 
 from kvref import get_format
 from kvref.array import ITEM_BYTES
 from kvref.formats import FORMATS, Format
 from kvref.formats.base import stored_as
+from kvref.formats.group_scales import GroupFormat
 
 WIDTH, ROWS = 128, 2000
 # mean by channel: these channels are far from zero in every token, as in the keys of models

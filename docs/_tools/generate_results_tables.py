@@ -6,7 +6,7 @@ from pathlib import Path
 from generate_findings_index import findings_link
 from kvref_conformance.clauses import spec
 from kvref_conformance.report.json_file import read_json
-from kvref_conformance.report.runs import Run
+from kvref_conformance.report.results_model import ResultFile
 
 RESULTS = Path(__file__).parents[1] / "results/checks"
 JUDGED = ("passed", "failed")
@@ -14,9 +14,9 @@ MARKS = {"passed": "✓", "failed": "**✗**", "not offered": "·"}
 
 
 @cache
-def committed_runs() -> tuple[Run, ...]:
+def committed_runs() -> tuple[ResultFile, ...]:
     """Return the committed results, kvref's own first."""
-    runs = [Run(path, read_json(path)) for path in sorted(RESULTS.glob("*.json"))]
+    runs = [ResultFile(path, read_json(path)) for path in sorted(RESULTS.glob("*.json"))]
     return tuple(sorted(runs, key=lambda run: (run.project != "kvref", run.project, run.name)))
 
 
@@ -54,5 +54,5 @@ def engines_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_engine(run: Run) -> bool:
+def _is_engine(run: ResultFile) -> bool:
     return bool(run.document["implementation"]["families"] == ["engine"])

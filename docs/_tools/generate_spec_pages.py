@@ -10,10 +10,10 @@ from pathlib import Path
 
 from generate_findings_index import PAGES, findings_by_failure, findings_link
 from generate_results_tables import committed_runs
-from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
 from kvref_conformance.report.html import write_site
-from kvref_conformance.report.runs import Finding
+from kvref_conformance.report.results_model import FindingLink
+from kvref_conformance.testlib.registry import all_checks
 from sphinx_ext.rewrite_sources import link_issues
 
 SPEC = Path(__file__).parents[2] / "kvref/spec"
@@ -24,7 +24,8 @@ LABELS = {"passed": "Passed by", "failed": "Failed by"}
 def write_pages(docs: Path) -> None:
     """Write the chapters into docs/spec, the findings into docs/findings and the matrix into docs/_matrix."""
     links = {
-        failure: [Finding(each.title, f"../{each.address}") for each in found] for failure, found in findings_by_failure().items()
+        failure: [FindingLink(each.title, f"../{each.address}") for each in found]
+        for failure, found in findings_by_failure().items()
     }
     write_site(docs / "_matrix/matrix", list(committed_runs()), links)
     results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in committed_runs()}

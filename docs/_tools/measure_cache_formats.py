@@ -15,7 +15,7 @@ from pathlib import Path
 import kvref
 from kvref.canary import Canary
 from kvref_adapters.llama_cpp.engine import LlamaCpp
-from kvref_conformance.engines.ruler import measured
+from kvref_canary.diagnosis.precision_probe import measured
 
 RESULTS = Path(__file__).parents[1] / "results/ruler.json"
 PROMPTS = 2

@@ -13,8 +13,8 @@ from rich.text import Text
 
 import kvref
 from kvref.errors import BackendNotFound
-from kvref_conformance.bench import caches, kernels, prefixes, show, windows
-from kvref_conformance.bench.contest import Outcome, absent, hold, machine
+from kvref_bench import caches, kernels, prefixes, report, windows
+from kvref_bench.comparison import ComparisonResult, absent, hold, machine
 from kvref_conformance.implementations import existing_folder
 from kvref_conformance.outcome import CannotRun
 
@@ -34,7 +34,7 @@ def bench(options: argparse.Namespace) -> int:
     if missing := absent():
         console.print(Text(f"left out, because they are not installed: {', '.join(missing)}"))
     console.print(Text("x memcpy: time / memcpy of the bytes that have to move; x data: time / memcpy of the float32 data"))
-    outcomes: list[Outcome] = []
+    outcomes: list[ComparisonResult] = []
 
     def wanted(title: str) -> bool:
         return fnmatchcase(title, options.only)
@@ -52,13 +52,13 @@ def bench(options: argparse.Namespace) -> int:
         for contest in itertools.chain(*parts):
             live.update(task, description=f"{contest.title} ({contest.shape})")
             outcomes.append(hold(contest))
-            console.print(show.table(outcomes[-1]))
+            console.print(report.table(outcomes[-1]))
     if not outcomes:
         raise CannotRun(f"--only {options.only}: no contest matches")
     if options.json:
-        Path(options.json).write_text(json.dumps(show.document(about, outcomes), indent=1) + "\n", encoding="utf-8")
+        Path(options.json).write_text(json.dumps(report.document(about, outcomes), indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        Path(options.plot).write_text(show.plot(about, outcomes), encoding="utf-8")
+        Path(options.plot).write_text(report.plot(about, outcomes), encoding="utf-8")
     return 0
 
 

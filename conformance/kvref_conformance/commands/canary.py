@@ -12,7 +12,7 @@ from rich.text import Text
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
 from kvref.canary.dimensions import KEY_ERRORS, ROUNDOFF
 from kvref.errors import ConfigError
-from kvref_conformance.canary import folder, gguf, words
+from kvref_canary.files import gguf, huggingface, vocabulary
 from kvref_conformance.outcome import CannotRun
 
 RECALLING: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # defaults of a canary with --recalls
@@ -23,13 +23,13 @@ def make(options: argparse.Namespace) -> int:
     into, single = Path(options.folder), Path(options.gguf) if options.gguf else None
     try:
         canary = Canary(**_sizes(options))
-        files = folder.made(canary, options.architecture, options.dtype)
+        files = huggingface.made(canary, options.architecture, options.dtype)
         data = gguf.gguf(canary, options.dtype) if single else b""
     except ConfigError as error:
         raise CannotRun(str(error)) from None
     if single:
         gguf.expect_ours(single)
-    folder.write(into, files)
+    huggingface.write(into, files)
     if single:
         gguf.write(single, data)
     console = Console(highlight=False)
@@ -75,7 +75,7 @@ def _about(canary: Canary, options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _written(into: Path, files: folder.Files, single: Path | None, data: bytes) -> list[str]:
+def _written(into: Path, files: huggingface.Files, single: Path | None, data: bytes) -> list[str]:
     lines = [f"{into}: {sum(map(len, files.values())) / 1e6:.1f} MB"]
     return lines + ([f"{single}: {len(data) / 1e6:.1f} MB"] if single else [])
 
@@ -94,4 +94,4 @@ def _try(canary: Canary, dtype: str) -> list[str]:
     while len(says) < SHOWN and says[-1] is not None and oracle.length < canary.context:
         says += oracle.extend([says[-1]])
     said = [token for token in says if token is not None]
-    return [f"prompt: {words.text(canary, told[1:])}", f"expected: {words.text(canary, said)} ..."]
+    return [f"prompt: {vocabulary.text(canary, told[1:])}", f"expected: {vocabulary.text(canary, said)} ..."]

@@ -9,24 +9,31 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.checking.registry import Check
+from kvref_conformance.calls import interrupts
 from kvref_conformance.clauses import Clause
-from kvref_conformance.commands.listing import list_checks, list_reach
-from kvref_conformance.conversation import interrupts
-from kvref_conformance.conversation.drivers.guard import collect_rarely
+from kvref_conformance.commands.check_list import list_checks, list_reach
+from kvref_conformance.drivers.resource_limits import collect_rarely
 from kvref_conformance.families import names as families
+from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import existing_folder, named, needed, patience
-from kvref_conformance.interface import offers
-from kvref_conformance.judging import xfails
-from kvref_conformance.judging.ahead import side_by_side, usual_jobs
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.conclusion import EXIT_STATUS, conclude
-from kvref_conformance.judging.judge import Judge, select
-from kvref_conformance.judging.start import start
 from kvref_conformance.outcome import CannotRun
+from kvref_conformance.report.console import (
+    Result,
+    print_conclusion,
+    print_derived,
+    print_interrupted,
+    print_left_out,
+    print_table,
+)
+from kvref_conformance.report.console_live import Live
 from kvref_conformance.report.json_file import write_json
-from kvref_conformance.report.live import Live
-from kvref_conformance.report.text import Result, print_conclusion, print_derived, print_interrupted, print_left_out, print_table
+from kvref_conformance.runner import expected_failures
+from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.parallel import side_by_side, usual_jobs
+from kvref_conformance.runner.start import make_runner
+from kvref_conformance.runner.verdict import EXIT_STATUS, conclude
+from kvref_conformance.testlib.registry import Check
 
 
 def check(options: argparse.Namespace) -> int:
@@ -41,7 +48,7 @@ def check(options: argparse.Namespace) -> int:
         return 0
     searched = options.seed, options.slow, options.real, options.examples, options.deep
     effort = Effort(*searched, options.timeout, keep=options.traces is not None)
-    asked = Asked(options.name, effort, options.family, options.isolate, options.stderr)
+    asked = RunOptions(options.name, effort, options.family, options.isolate, options.stderr)
     collect_rarely()
     with closing(_judge(asked)) as judge:
         if options.list:
@@ -66,8 +73,8 @@ def check(options: argparse.Namespace) -> int:
         why = ", ".join(with_option) or "it offers no family of the selected clauses"
         raise CannotRun(f"{options.name}: nothing to test, {why}")
     if options.update_xfails:
-        xfails.update(Path(options.xfails), {result["clause"]: result["verdict"] for result in results})
-        now = len(xfails.read(Path(options.xfails)))
+        expected_failures.update(Path(options.xfails), {result["clause"]: result["verdict"] for result in results})
+        now = len(expected_failures.read(Path(options.xfails)))
         console.print(Text(f"{options.xfails}: {now} expected failures, {len(expected)} before"))
     print_conclusion(console, results, conclusion)
     if options.update_xfails and conclusion.enough:
@@ -100,7 +107,7 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
 def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
     if not options.xfails or (options.update_xfails and not Path(options.xfails).exists()):
         return {}
-    return xfails.read(Path(options.xfails))
+    return expected_failures.read(Path(options.xfails))
 
 
 def _chosen(options: argparse.Namespace) -> dict[Clause, list[Check]]:
@@ -114,8 +121,8 @@ def _wanted(options: argparse.Namespace) -> str:
     return ",".join(options.clause or ["*"])
 
 
-def _judge(asked: Asked) -> Judge:
-    judge = start(asked)
+def _judge(asked: RunOptions) -> CheckRunner:
+    judge = make_runner(asked)
     interrupts.look()
     if asked.family and not offers(judge.implementation, asked.family):
         judge.close()
@@ -124,14 +131,14 @@ def _judge(asked: Asked) -> Judge:
 
 
 def _results(
-    options: argparse.Namespace, asked: Asked, judge: Judge, chosen: dict[Clause, list[Check]], width: int
+    options: argparse.Namespace, asked: RunOptions, judge: CheckRunner, chosen: dict[Clause, list[Check]], width: int
 ) -> list[Result]:
     """The results of all selected clauses, in the order of the specification; fewer if interrupted. Raises CannotRun."""
     # Copies of the standard streams: pytest captures the originals, because the implementation may print to them.
     with os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err, interrupts.wait():
         live = Live(Console(file=out, highlight=False, width=width), Console(file=err, width=width), asked, judge)
         arguments = ["--pyargs", "kvref_conformance.families", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
-        arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.plugin", "--noconftest"]
+        arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.pytest_plugin", "--noconftest"]
         arguments += [f"--kvref={options.name}", f"--kvref-clause={_wanted(options)}", f"--kvref-seed={options.seed}"]
         arguments += [f"--kvref-family={options.family}"] if options.family else []
         arguments += [f"--kvref-traces={options.traces}"] if options.traces else []

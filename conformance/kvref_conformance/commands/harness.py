@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.judging.selftest import selftest
 from kvref_conformance.outcome import CannotRun
+from kvref_conformance.runner.harness_selftest import selftest
 
 
 def harness(options: argparse.Namespace) -> int:

@@ -7,25 +7,25 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.conversation.trace.file import read
 from kvref_conformance.implementations import named, patience
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.replay import replay
-from kvref_conformance.judging.start import start
-from kvref_conformance.oracle.witness import Unknown
+from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.outcome import CannotRun, NotOffered
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.replay import replay
+from kvref_conformance.runner.start import make_runner
+from kvref_conformance.traces.format import read
 
 
 def replay_trace(options: argparse.Namespace) -> int:
     trace = read(Path(options.trace))
     name = named(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
     effort = Effort(seed=trace.header.seed, slow=True, real=True, timeout=patience(options, name))
-    judge = start(Asked(name, effort, isolate=options.isolate))
+    judge = make_runner(RunOptions(name, effort, isolate=options.isolate))
     try:
         held = replay(trace, judge)
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
-    except Unknown as unknown:
+    except UnknownObject as unknown:
         raise CannotRun(f"{options.trace}: no model can predict the reply to {unknown}") from unknown
     finally:
         judge.close()

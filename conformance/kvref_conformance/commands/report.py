@@ -7,17 +7,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.conversation.trace.file import read
 from kvref_conformance.implementations import is_program
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.start import start
-from kvref_conformance.oracle.witness import Unknown
+from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.report.html import is_report, write_site
 from kvref_conformance.report.json_file import read_json
-from kvref_conformance.report.runs import Run
-from kvref_conformance.report.script import script
-from kvref_conformance.report.since import changes
+from kvref_conformance.report.repro_script import script
+from kvref_conformance.report.results_model import ResultFile, changes
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.start import make_runner
+from kvref_conformance.traces.format import read
 
 LONGEST = 80  # maximum length of a label
 
@@ -53,12 +52,12 @@ def _is_free(folder: Path) -> None:
         )
 
 
-def _read(results: Iterable[str]) -> dict[str, Run]:
+def _read(results: Iterable[str]) -> dict[str, ResultFile]:
     """Runs by name. Raises CannotRun, ResultsError."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, ResultFile] = {}
     for said in results:
         label, path = _labelled(said)
-        run = Run(path, read_json(path), label)
+        run = ResultFile(path, read_json(path), label)
         if run.name in runs:
             raise CannotRun(
                 f"two results of {run.name}: {runs[run.name].path} and {path}; "
@@ -76,7 +75,7 @@ def _files(path: Path) -> list[str]:
     return found
 
 
-def _say_changes(before: dict[str, Run], now: dict[str, Run]) -> None:
+def _say_changes(before: dict[str, ResultFile], now: dict[str, ResultFile]) -> None:
     """A paragraph per implementation with changes, and one line that counts the others."""
     console, same = Console(highlight=False), 0
     for name, run in now.items():
@@ -97,12 +96,12 @@ def _script(path: Path, names: list[str]) -> int:
     name = names[0] if names else trace.header.implementation.get("load", trace.header.implementation["name"])
     if is_program(name):
         raise CannotRun(f"--script: expected an implementation in Python, got {name}: kvref cannot record calls inside a program")
-    judge = start(Asked(name, Effort(seed=trace.header.seed, slow=True, real=True), isolate=False))
+    judge = make_runner(RunOptions(name, Effort(seed=trace.header.seed, slow=True, real=True), isolate=False))
     try:
         print(script(trace, judge), end="")
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
-    except Unknown as unknown:
+    except UnknownObject as unknown:
         raise CannotRun(f"{path}: no model can predict the reply to {unknown}") from unknown
     finally:
         judge.close()

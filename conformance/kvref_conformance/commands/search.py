@@ -10,23 +10,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.conversation import interrupts
-from kvref_conformance.conversation.trace.store import save_failure
-from kvref_conformance.exploring.corpus import Corpus, Known, Run, alone, folder_of, open_corpus
-from kvref_conformance.exploring.page import write_page
-from kvref_conformance.exploring.run import Exploring, Listener, Team
-from kvref_conformance.exploring.seen import Failed
-from kvref_conformance.exploring.show import Shown, print_summary
-from kvref_conformance.exploring.steering import Steering
-from kvref_conformance.exploring.work import Again, checks_of
+from kvref_conformance.calls import interrupts
 from kvref_conformance.families import all_families
+from kvref_conformance.fuzz.campaign import Campaign, Listener, WorkerPool
+from kvref_conformance.fuzz.console import CampaignConsole, print_summary
+from kvref_conformance.fuzz.corpus import CampaignRun, Corpus, KnownFailure, alone, folder_of, open_corpus
+from kvref_conformance.fuzz.html_report import write_page
+from kvref_conformance.fuzz.seed_scheduler import SeedScheduler
+from kvref_conformance.fuzz.work_unit import UnitFailure
+from kvref_conformance.fuzz.worker_tasks import Again, checks_of
+from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import needed, patience
-from kvref_conformance.interface import offers
-from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.isolated import IsolatedJudge
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.report.text import counted
-from kvref_conformance.soak.servers import served
+from kvref_conformance.report.console import counted
+from kvref_conformance.runner.options import Effort
+from kvref_conformance.runner.subprocess_runner import SubprocessRunner
+from kvref_conformance.soak.drivers import served
+from kvref_conformance.traces.paths import save_failure
 
 FAILURES = Path(".kvref/failures")
 
@@ -40,7 +40,7 @@ def search(options: argparse.Namespace) -> int:
         wanted = "no --cluster, which has its own workers" if options.cluster else f"at least 1, got {options.workers}"
         raise CannotRun(f"--workers: expected {wanted}")
     try:
-        from kvref_conformance.exploring.workers import Workers
+        from kvref_conformance.fuzz.dask_pool import DaskPool
     except ImportError as error:
         raise CannotRun(f"search needs {error.name} (in a clone: pip install '.[search]')") from None
     folder = Path(options.corpus) if options.corpus else folder_of(options.name)
@@ -48,7 +48,7 @@ def search(options: argparse.Namespace) -> int:
     with alone(folder):
         corpus = open_corpus(folder, options.name)
         steering = _steering(options, corpus, timeout)
-        workers = Workers(options.name, timeout, options.workers or _processors(), options.cluster)
+        workers = DaskPool(options.name, timeout, options.workers or _processors(), options.cluster)
         try:
             return _searched(options, corpus, steering, workers, seconds)
         finally:
@@ -71,14 +71,14 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _steering(options: argparse.Namespace, corpus: Corpus, timeout: float) -> Steering:
+def _steering(options: argparse.Namespace, corpus: Corpus, timeout: float) -> SeedScheduler:
     """Covers the offered families and continues from the corpus. Raises CannotRun if the implementation cannot be loaded."""
-    judge = IsolatedJudge(options.name, Effort(timeout=timeout))
+    judge = SubprocessRunner(options.name, Effort(timeout=timeout))
     judge.close()
     families = [family for family in all_families() if offers(judge.implementation, family)]
     machines = [family for family in families if all_families()[family].machine]
     checks = {family: len(places) for family in families if (places := checks_of(family))}
-    steering = Steering(machines, checks, _both(served(), families), options.seed)
+    steering = SeedScheduler(machines, checks, _both(served(), families), options.seed)
     steering.handed = dict(corpus.handed)
     return steering
 
@@ -87,27 +87,27 @@ def _both(some: list[str], others: list[str]) -> list[str]:
     return [each for each in some if each in others]
 
 
-def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, workers: Team, seconds: float) -> int:
+def _searched(options: argparse.Namespace, corpus: Corpus, steering: SeedScheduler, workers: WorkerPool, seconds: float) -> int:
     console, name = Console(highlight=False), options.name
-    shown = Shown(console, Console(stderr=True), name)
+    shown = CampaignConsole(console, Console(stderr=True), name)
 
-    def failed(known: Known, failed: Failed) -> None:
+    def failed(known: KnownFailure, failed: UnitFailure) -> None:
         known.trace = _save(corpus, known, failed, name)
         shown.failed(failed, _trace(known) if known.trace else None)
 
-    def of_before(known: Known, came: Again) -> None:
+    def of_before(known: KnownFailure, came: Again) -> None:
         if known.trace and known not in corpus.failures:
             for path in (_trace(known), corpus.folder / "failures" / known.trace):
                 path.unlink(missing_ok=True)
         shown.of_before(known, came)
 
-    def write(exploring: Exploring) -> None:
+    def write(exploring: Campaign) -> None:
         corpus.write()
         write_page(exploring, corpus.folder / "report.html")
 
-    run = Run(datetime.now(UTC).isoformat(" ", "minutes"), options.seed, workers.count)
+    run = CampaignRun(datetime.now(UTC).isoformat(" ", "minutes"), options.seed, workers.count)
     corpus.runs.append(run)
-    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, shown.spoiled, write))
+    exploring = Campaign(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, shown.spoiled, write))
     interrupted = False
     try:
         with interrupts.wait(), shown.bar(seconds):
@@ -118,23 +118,23 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
     return _concluded(console, exploring, interrupted)
 
 
-def _save(corpus: Corpus, known: Known, failed: Failed, name: str) -> str:
+def _save(corpus: Corpus, known: KnownFailure, failed: UnitFailure, name: str) -> str:
     """Write the trace to the folder of `kvref check` and into the corpus, which can be copied elsewhere. Its file name there."""
     for folder in (FAILURES, corpus.folder / "failures"):
         saved = save_failure([failed.outcome], folder, _file(known), name)
     return saved[1].name if saved else ""
 
 
-def _file(known: Known) -> str:
+def _file(known: KnownFailure) -> str:
     """A file name of the clause and a hash: several sequences of operations can break one clause."""
     return f"{known.clause}-{hashlib.sha256(' '.join(known.shape).encode()).hexdigest()[:8]}"
 
 
-def _trace(known: Known) -> Path:
+def _trace(known: KnownFailure) -> Path:
     return FAILURES / known.trace
 
 
-def _concluded(console: Console, exploring: Exploring, interrupted: bool) -> int:
+def _concluded(console: Console, exploring: Campaign, interrupted: bool) -> int:
     failures = exploring.corpus.failures
     if failures:
         clauses = ", ".join(dict.fromkeys(each.clause for each in failures))

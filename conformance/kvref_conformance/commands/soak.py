@@ -10,20 +10,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.checking.registry import Check
+from kvref_canary.server.url import PREFIX
+from kvref_conformance.calls import interrupts
 from kvref_conformance.commands.soak_server import soak_server
-from kvref_conformance.conversation import interrupts
-from kvref_conformance.conversation.trace.store import save_failure
+from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import existing_folder, needed, patience
-from kvref_conformance.interface import offers
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.judge import Ended, Failure, Judge
-from kvref_conformance.judging.start import start
-from kvref_conformance.outcome import CannotRun, Outcome
-from kvref_conformance.server.address import PREFIX
-from kvref_conformance.soak.run import Figures, a_serving_workload, soak
-from kvref_conformance.soak.servers import served
-from kvref_conformance.soak.show import bar, print_broken, print_figures
+from kvref_conformance.outcome import CannotRun, CheckResult
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, RunEnded
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.start import make_runner
+from kvref_conformance.soak.cache_console import bar, print_broken, print_figures
+from kvref_conformance.soak.cache_soak import SoakStatistics, a_serving_workload, soak
+from kvref_conformance.soak.drivers import served
+from kvref_conformance.testlib.registry import Check
+from kvref_conformance.traces.paths import save_failure
 
 FAILURES = Path(".kvref/failures")
 
@@ -42,8 +42,8 @@ def soak_implementation(options: argparse.Namespace) -> int:
     for option in ("concurrency", "plot"):
         if getattr(options, option) is not None:
             raise CannotRun(f"--{option}: expected also --server URL: only a server gets several requests at once")
-    judge = start(
-        Asked(options.name, Effort(seed=options.seed, timeout=patience(options, options.name)), isolate=options.isolate)
+    judge = make_runner(
+        RunOptions(options.name, Effort(seed=options.seed, timeout=patience(options, options.name)), isolate=options.isolate)
     )
     try:
         return _soak(options, judge)
@@ -51,16 +51,16 @@ def soak_implementation(options: argparse.Namespace) -> int:
         judge.close()
 
 
-def _soak(options: argparse.Namespace, judge: Judge) -> int:
+def _soak(options: argparse.Namespace, judge: CheckRunner) -> int:
     families = [each for each in served() if offers(judge.implementation, each) and options.family in (None, each)]
     if not families:
         raise CannotRun(f"{options.name}: nothing to soak, it does not offer {options.family or ' or '.join(served())}")
-    console, latest, broken = Console(highlight=False), dict[str, Figures](), dict[str, Outcome]()
+    console, latest, broken = Console(highlight=False), dict[str, SoakStatistics](), dict[str, CheckResult]()
     interrupted = False
     for family in families:
         try:
             with bar(Console(stderr=True), judge, latest):
-                latest.setdefault(family, Figures(family))
+                latest.setdefault(family, SoakStatistics(family))
                 failure = _of_family(options, judge, family, 60 * options.minutes / len(families), latest)
             if failure is not None:
                 broken[family] = judge.shown(failure)
@@ -78,12 +78,12 @@ def _soak(options: argparse.Namespace, judge: Judge) -> int:
 
 
 def _of_family(
-    options: argparse.Namespace, judge: Judge, family: str, seconds: float, latest: dict[str, Figures]
+    options: argparse.Namespace, judge: CheckRunner, family: str, seconds: float, latest: dict[str, SoakStatistics]
 ) -> Failure | None:
     check = Check("LAW-18", family, a_serving_workload)
     try:
         soaked = judge.run(soak, family, options.seed, seconds)
-    except Ended as ended:  # only the last call is known
+    except RunEnded as ended:  # only the last call is known
         return Failure(check, ended.conversation, ended.broken)
     latest[family] = soaked.figures
     if soaked.held is None or soaked.held.broken is None:
@@ -91,7 +91,7 @@ def _of_family(
     return Failure(check, soaked.held.conversation, soaked.held.broken)
 
 
-def _replayable(saved: tuple[Outcome, Path] | None) -> Path | None:
+def _replayable(saved: tuple[CheckResult, Path] | None) -> Path | None:
     """The trace, if a replay can show the failure. If the trace is too large or the process died, only the soak can show it."""
     return saved[1] if saved and json.loads(saved[0].trace[0])["judge"] == "model" else None
 
@@ -102,7 +102,12 @@ def _again(options: argparse.Namespace, family: str) -> list[str]:
 
 
 def _write(
-    path: Path, options: argparse.Namespace, judge: Judge, figures: list[Figures], broken: dict[str, Outcome], interrupted: bool
+    path: Path,
+    options: argparse.Namespace,
+    judge: CheckRunner,
+    figures: list[SoakStatistics],
+    broken: dict[str, CheckResult],
+    interrupted: bool,
 ) -> None:
     said = {"name": options.name, "version": judge.implementation.version, "seed": options.seed, "minutes": options.minutes}
     families = []
@@ -114,7 +119,11 @@ def _write(
 
 
 def _concluded(
-    console: Console, options: argparse.Namespace, figures: list[Figures], broken: dict[str, Outcome], interrupted: bool
+    console: Console,
+    options: argparse.Namespace,
+    figures: list[SoakStatistics],
+    broken: dict[str, CheckResult],
+    interrupted: bool,
 ) -> int:
     if broken:
         console.print(Text(f"not conformant: breaks LAW-18 ({', '.join(broken)})", style="bold red"))

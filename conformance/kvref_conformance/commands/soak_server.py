@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.conversation import interrupts
+from kvref_canary.server.url import address
+from kvref_conformance.calls import interrupts
 from kvref_conformance.implementations import existing_folder, patience
+from kvref_conformance.implementations.server import ServerImplementation
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.server.address import address
-from kvref_conformance.server.figures import Figures
-from kvref_conformance.server.served import Served
+from kvref_conformance.soak.server_statistics import ServerStatistics
 
 CONCURRENCY = 8
 MOST = 1024  # requests at once: the usual limit of open files per process
@@ -28,38 +28,38 @@ def soak_server(options: argparse.Namespace) -> int:
         raise CannotRun(f"--concurrency: expected 1 to {MOST}, got {concurrency}")
     silence = patience(options, options.name)
     existing_folder("plot", options.plot)
-    served = Served(address(options.name), silence)
+    served = ServerImplementation(address(options.name), silence)
     try:
         return _soak(options, served, concurrency)
     finally:
         served.close()
 
 
-def _soak(options: argparse.Namespace, served: Served, concurrency: int) -> int:
-    from kvref_conformance.server import show  # they need packages whose presence `Served` has checked
-    from kvref_conformance.server.soaking import Soak
+def _soak(options: argparse.Namespace, served: ServerImplementation, concurrency: int) -> int:
+    from kvref_conformance.soak import server_console  # they need packages whose presence `ServerImplementation` has checked
+    from kvref_conformance.soak.server_soak import ServerSoak
 
-    soak, seconds = Soak(served.asker, options.seed, concurrency), 60 * options.minutes
+    soak, seconds = ServerSoak(served.asker, options.seed, concurrency), 60 * options.minutes
     console, figures, interrupted = Console(highlight=False), soak.figures, False
     about = f"{served.name} {served.version} ({served.language}), {concurrency} requests at a time"
     console.print(Text(about, style="bold"), soft_wrap=True)
     try:
-        with show.bar(Console(stderr=True), figures, seconds) as tell:
+        with server_console.bar(Console(stderr=True), figures, seconds) as tell:
             served.background.run(soak.run(seconds), tell)
     except KeyboardInterrupt:
         interrupted = True
     soak.explain()
-    show.print_report(console, served.canary, figures)
+    server_console.print_report(console, served.canary, figures)
     if options.json:
         said: dict[str, Any] = {"name": options.name, "served": about, "seed": options.seed, "minutes": options.minutes}
         said |= {"concurrency": concurrency, "interrupted": interrupted, **figures.document()}
         Path(options.json).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        Path(options.plot).write_text(show.plot(figures, about), encoding="utf-8")
+        Path(options.plot).write_text(server_console.plot(figures, about), encoding="utf-8")
     return _concluded(console, figures, interrupted)
 
 
-def _concluded(console: Console, figures: Figures, interrupted: bool) -> int:
+def _concluded(console: Console, figures: ServerStatistics, interrupted: bool) -> int:
     failed = figures.failed.total()
     if figures.wrong_tokens:
         what = f"{figures.wrong_tokens:,} wrong tokens in {figures.wrong_requests:,} answers"

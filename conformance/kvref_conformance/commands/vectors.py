@@ -10,12 +10,12 @@ from rich.text import Text
 
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.implementations import named
-from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.judge import shown_calls
-from kvref_conformance.judging.start import start
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.vectors.check import Checked, check
-from kvref_conformance.vectors.make import MANIFEST, make
+from kvref_conformance.runner.check_runner import shown_calls
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.start import make_runner
+from kvref_conformance.vectors.check import VectorResult, check
+from kvref_conformance.vectors.generate import MANIFEST, make
 
 
 def vectors(options: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def vectors(options: argparse.Namespace) -> int:
         return _write(Path(options.output), console)
     if name is None:
         raise CannotRun("--check: expected also a NAME or --exec COMMAND, the implementation to compare with the vectors")
-    judge = start(Asked(name, Effort(timeout=options.timeout)))
+    judge = make_runner(RunOptions(name, Effort(timeout=options.timeout)))
     try:
         held = list(check(Path(options.check), judge))
     finally:
@@ -57,7 +57,7 @@ def _write(folder: Path, console: Console) -> int:
     return 0
 
 
-def _show(console: Console, each: Checked, folder: Path, name: str) -> None:
+def _show(console: Console, each: VectorResult, folder: Path, name: str) -> None:
     assert each.broken
     clause = all_clauses().get(each.broken.clause)
     title = f"{clause.id} · {clause.title}" if clause else each.file
@@ -70,7 +70,7 @@ def _show(console: Console, each: Checked, folder: Path, name: str) -> None:
     console.print(Text(f"  first mismatch at {at}{folder / each.file}\n"), soft_wrap=True)
 
 
-def _table(held: list[Checked]) -> Table:
+def _table(held: list[VectorResult]) -> Table:
     counts = Counter((each.group, str(each.verdict)) for each in held)
     table = Table("vectors", box=None, pad_edge=False, header_style="bold")
     verdicts = ("passed", "failed", "not offered")

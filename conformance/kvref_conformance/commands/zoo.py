@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 import kvref_zoo
-from kvref_conformance.judging.zoo import look_at
 from kvref_conformance.outcome import CannotRun
+from kvref_conformance.runner.zoo_report import look_at
 
 
 def show_zoo(options: argparse.Namespace) -> int:

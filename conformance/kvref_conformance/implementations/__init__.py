@@ -25,17 +25,17 @@ import kvref
 import kvref_zoo
 from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
-from kvref_conformance.conversation.drivers.guard import SERVED_WITHIN, TIMEOUT
-from kvref_conformance.conversation.place import raised_at
+from kvref_canary.server import url
+from kvref_conformance.calls.source_location import raised_at
+from kvref_conformance.drivers.resource_limits import SERVED_WITHIN, TIMEOUT
 from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
+from kvref_conformance.implementation_api import ExternalImplementation, Implementation, offers
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.implementations.external import by_command, by_name, configured
-from kvref_conformance.interface import ExternalImplementation, Implementation, offers
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.server import address
 
 ADAPTERS = "kvref-adapters"  # the distribution with the adapters of third-party projects
 LONGEST = 300  # the maximum number of characters of an implementation's name, version, language and project
@@ -55,7 +55,7 @@ def named(options: argparse.Namespace) -> str | None:
     ways = {
         "a NAME": options.name,
         "--exec COMMAND": None if options.exec is None else f"exec:{options.exec}",
-        "--server URL": address.named(options),
+        "--server URL": url.named(options),
     }
     asked = {way: name for way, name in ways.items() if name is not None}
     if len(asked) > 1:
@@ -81,7 +81,7 @@ def patience(options: argparse.Namespace, name: str) -> float:
         if not 0.01 <= seconds < float("inf"):
             raise CannotRun(f"--timeout: expected at least 0.01, got {seconds}")
         return seconds
-    return SERVED_WITHIN if name.startswith(address.PREFIX) else TIMEOUT
+    return SERVED_WITHIN if name.startswith(url.PREFIX) else TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
 
     show_stderr: pass a program's standard error on to the terminal.
     """
-    if name.startswith(address.PREFIX):
-        from kvref_conformance.server.served import Served  # slow to import: asyncio
+    if name.startswith(url.PREFIX):
+        from kvref_conformance.implementations.server import ServerImplementation  # slow to import: asyncio
 
-        return checked(name, Served(address.address(name)))
+        return checked(name, ServerImplementation(url.address(name)))
     try:
         program = by_command(name[5:], show_stderr) if name.startswith("exec:") else by_name(name, show_stderr)
         if program is not None:
@@ -139,14 +139,14 @@ def is_foreign(name: str) -> bool:
 
 def is_program(name: str) -> bool:
     """Whether the implementation runs in a process of its own. Raises CannotRun if kvref.toml cannot be read."""
-    return name.startswith(("exec:", address.PREFIX)) or name in configured()[1]
+    return name.startswith(("exec:", url.PREFIX)) or name in configured()[1]
 
 
 def checked(name: str, implementation: Any) -> Implementation:
     """Return the implementation if its attributes and limits are valid. Raises CannotRun otherwise."""
     needed = ("name", "version", "language", "level", "formats", "asarray", "to_numpy")
     if lacking := [attribute for attribute in needed if not hasattr(implementation, attribute)]:
-        raise CannotRun(f"{name}: missing attributes {', '.join(lacking)} (see kvref_conformance.interface)")
+        raise CannotRun(f"{name}: missing attributes {', '.join(lacking)} (see kvref_conformance.implementation_api)")
     for attribute in ("name", "version", "language", "project"):
         said = getattr(implementation, attribute, implementation.name)
         if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= LONGEST:

@@ -14,7 +14,7 @@ from kvref.errors import SlotOutOfRange, in_range, whole
 from kvref.formats import FORMATS, element_format, get_format
 from kvref.token_store import TokenStore
 from kvref.validation import accept, accept_pair
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.oracle.formats import STATIC
 
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvref_conformance.conversation.drivers.stdio import HelloError, OverStdio
+from kvref_conformance.drivers.json_client import HelloError, JsonClient
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.outcome import CannotRun
 
 FILE = "kvref.toml"
 
 
-def by_command(words: str, show_stderr: bool = False) -> OverStdio:
+def by_command(words: str, show_stderr: bool = False) -> JsonClient:
     """Start the program that a command line names. The words are split as by a shell, but no shell runs. Raises CannotRun."""
     try:
         command = shlex.split(words)
@@ -31,7 +31,7 @@ def by_command(words: str, show_stderr: bool = False) -> OverStdio:
     return _started(f"--exec {words}", command, Path.cwd(), show_stderr)
 
 
-def by_name(name: str, show_stderr: bool = False) -> OverStdio | None:
+def by_name(name: str, show_stderr: bool = False) -> JsonClient | None:
     """Start the program that kvref.toml defines under this name, or return None. Raises CannotRun."""
     path, programs = configured()
     if name not in programs:
@@ -70,8 +70,8 @@ def configured() -> tuple[Path, dict[str, tuple[list[str], Any]]]:
     return path, commands
 
 
-def _started(asked: str, command: Sequence[str], folder: Path, show_stderr: bool) -> OverStdio:
+def _started(asked: str, command: Sequence[str], folder: Path, show_stderr: bool) -> JsonClient:
     try:
-        return OverStdio(command, folder, show_stderr)
+        return JsonClient(command, folder, show_stderr)
     except (OSError, HelloError) as error:
         raise CannotRun(f"{asked}: {error}") from error

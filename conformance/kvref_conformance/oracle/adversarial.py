@@ -2,10 +2,23 @@
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements, ggml, groups, mx, rotated
-from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, NVFP4, ROTATED, element_of, group_of, inner_of
-from kvref_conformance.oracle.rows import LIMIT, STEPS, worth_of
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import (
+    GGML,
+    GROUPS,
+    IN_GROUPS,
+    NVFP4,
+    ROTATED,
+    element_of,
+    ggml,
+    group_of,
+    hadamard_rotation,
+    inner_of,
+    mx,
+    per_group,
+    small_floats,
+)
+from kvref_conformance.oracle.formats.per_row import LIMIT, STEPS, worth_of
 
 
 def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
@@ -27,7 +40,7 @@ def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 
     if format in STEPS:
         plain[-1] = 1e38
     if format.startswith("float8"):
-        tied = rng.choice(elements.midpoints(format)[:-1], size=(count, width))
+        tied = rng.choice(small_floats.midpoints(format)[:-1], size=(count, width))
         tied[:, 0] = limit
         halves = tied
     half_max = rng.normal(size=(4, width))
@@ -42,14 +55,14 @@ def _rotated(rng: np.random.Generator, width: int, inner: str, count: int) -> ND
     rows = adversarial(rng, width, inner, count)
     most = 3e4 / width**0.5 if inner in IN_GROUPS else 8e37 / width**1.5
     rows = np.clip(rows, -most, most)
-    return np.concatenate([rows, rotated.turned(rows)])
+    return np.concatenate([rows, hadamard_rotation.turned(rows)])
 
 
 def given(rng: np.random.Generator, width: int, format: str, scale: float) -> NDArray:
     """Rows for a static scale: ties between codes with the numbers next to them, the largest numbers, and larger ones."""
     element, s = element_of(format), np.float32(scale)
-    ties = (elements.ties_and_neighbours(element) * s).astype(np.float32)
-    end = np.float32(elements.MAX[element]) * s
+    ties = (small_floats.ties_and_neighbours(element) * s).astype(np.float32)
+    end = np.float32(small_floats.MAX[element]) * s
     ends = end * np.array([1, 1 + 2**-20, 1.07, 1.4, 3, 1000, 0.99], np.float32)
     rest = rng.normal(size=400).astype(np.float32) * np.float32(2.0) ** rng.integers(-9, 9, size=400).astype(np.float32) * s
     numbers = np.concatenate([ties, ends, -ends, rest, np.array([0.0, -0.0, 1e-40], np.float32)])
@@ -59,8 +72,8 @@ def given(rng: np.random.Generator, width: int, format: str, scale: float) -> ND
 def _groups(rng: np.random.Generator, width: int, format: str, count: int) -> NDArray:
     """Rows float32 [n, width] of adversarial groups in random order. The width is a multiple of the group."""
     group = group_of(format)
-    affine = format in ("q4_1", "q5_1") or (format in GROUPS and groups.is_affine(format))
-    halves = format in GGML or groups.scale_dtype(format) == "float16"
+    affine = format in ("q4_1", "q5_1") or (format in GROUPS and per_group.is_affine(format))
+    halves = format in GGML or per_group.scale_dtype(format) == "float16"
     parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
     if affine:  # the least value is 0, with both signs in the group
         zeros = np.tile([0.0, -0.0, 1.0, -0.0], group // 4)
@@ -79,8 +92,8 @@ def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDAr
     """Groups of numbers halfway between the values of two codes, or next to that. The scale is a power of two."""
     ends: tuple[float, float]
     if format in GROUPS:
-        ends = (groups.top_of(format), 0) if groups.is_affine(format) else (groups.top_of(format),) * 2
-        worth = np.arange(0 if groups.is_affine(format) else -ends[0], ends[0] + 1).astype(np.float64)
+        ends = (per_group.top_of(format), 0) if per_group.is_affine(format) else (per_group.top_of(format),) * 2
+        worth = np.arange(0 if per_group.is_affine(format) else -ends[0], ends[0] + 1).astype(np.float64)
     elif format in GGML:
         ends = {"q8_0": (127, -127), "iq4_nl": (-127, 113), "q4_1": (0, 15), "q5_1": (0, 31), "q4_0": (-8, 7)}.get(
             format, (-16, 15)

@@ -6,9 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.expected import Arrays, Expected, Unjudged, Wrong, finite, not_finite, refuse, wrong_dtype
-from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import (
+    Expectation,
+    ExpectedArrays,
+    UnjudgedReply,
+    Wrong,
+    finite,
+    not_finite,
+    refuse,
+    wrong_dtype,
+)
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
 
 U = 2.0**-24
 LARGE = 1e38  # a third of the largest float32
@@ -105,8 +114,14 @@ def wrong_query(query: NDArray, heads: int, dim: int) -> Wrong:
 
 
 def attended(
-    clause: str, query: NDArray, keys: Reads, values: Reads, scale: float, views: Sequence[NDArray] | None = None, ranks: int = 1
-) -> Expected:
+    clause: str,
+    query: NDArray,
+    keys: ExpectedReads,
+    values: ExpectedReads,
+    scale: float,
+    views: Sequence[NDArray] | None = None,
+    ranks: int = 1,
+) -> Expectation:
     """The expected reply of a cache's `attend`. keys, values: what the cache reads as. ranks: the number of merged ranks.
 
     views: the positions that each query sees. Returns Unjudged if values are not known to the bit, not finite, or may overflow.
@@ -116,8 +131,8 @@ def attended(
         return refuse(wrong, lambda: None)
     some = slice(None) if views is None else np.array(sorted({int(at) for view in views for at in view}), np.int64)
     if keys.slack.any() or values.slack.any() or not finite(query, keys.values[some], values.values[some]):
-        return Unjudged(clause)
+        return UnjudgedReply(clause)
     if overflows(query, keys.values[some], values.values[some], scale):
-        return Unjudged(clause)
+        return UnjudgedReply(clause)
     out, bound = attention(query, keys.values, values.values, scale=scale, views=views, ranks=ranks)
-    return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+    return ExpectedArrays(clause, parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

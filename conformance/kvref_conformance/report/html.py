@@ -15,20 +15,20 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 import kvref
-from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import Clause, spec
 from kvref_conformance.families import names
-from kvref_conformance.report import player
-from kvref_conformance.report.runs import SIGNS, Cell, Finding, Run, Share
-from kvref_conformance.report.text import conclusion_text
-from kvref_conformance.report.traces import find_trace
+from kvref_conformance.report import player_element
+from kvref_conformance.report.console import conclusion_text
+from kvref_conformance.report.results_model import SIGNS, FindingLink, MatrixCell, ResultFile, Share
+from kvref_conformance.report.trace_links import find_trace
+from kvref_conformance.testlib.registry import all_checks
 
 COLOURS = {"good": "#1a7f37", "bad": "#b42318", "some": "#8a6100"}
 GENERATOR = '<meta name="generator" content="kvref report">'  # in each page; `is_report` recognizes it
 TEMPLATES = Path(__file__).parent / "templates"
 CHARACTER = 7  # average width of a character in a badge, in pixels
 
-Findings = Mapping[tuple[str, str], Sequence[Finding]]  # by implementation and clause
+Findings = Mapping[tuple[str, str], Sequence[FindingLink]]  # by implementation and clause
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Row:
 
     clause: Clause
     families: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
 
 
-def write_site(folder: Path, runs: list[Run], findings: Findings | None = None) -> Path:
+def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None = None) -> Path:
     """Write all pages, and return the path of the first. All runs must have different names. Raises OSError."""
     for each in ("clauses", "implementations", "traces", "badges"):
         (folder / each).mkdir(parents=True, exist_ok=True)
-    shutil.copytree(player.STATIC, folder, dirs_exist_ok=True)
+    shutil.copytree(player_element.STATIC, folder, dirs_exist_ok=True)
     shutil.copy(TEMPLATES / "style.css", folder)
     chapters = [(chapter, [_row(clause, runs, findings or {}) for clause in chapter.clauses]) for chapter in spec()]
     chapters = [(chapter, rows) for chapter, rows in chapters if any(cell.result for row in rows for cell in row.cells)]
@@ -99,7 +99,7 @@ def is_report(folder: Path) -> bool:
         return False
 
 
-def badge(run: Run) -> str:
+def badge(run: ResultFile) -> str:
     """An SVG badge with the overall verdict, for a README."""
     label = f"kvref {run.document['kvref']}"
     widths = [CHARACTER * len(words) + 12 for words in (label, run.said)]
@@ -112,14 +112,14 @@ def environment() -> Environment:
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["markdown"] = _markdown
     made.filters["sentence"] = conclusion_text
-    made.filters["player"] = lambda trace: Markup(player.element(trace))
+    made.filters["player"] = lambda trace: Markup(player_element.element(trace))
     made.globals |= {
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         "version": kvref.__version__,
         "generator": Markup(GENERATOR),
         "signs": SIGNS,
-        "player_scripts": player.SCRIPTS,
-        "player_styles": player.STYLES,
+        "player_scripts": player_element.SCRIPTS,
+        "player_styles": player_element.STYLES,
     }
     return made
 
@@ -128,14 +128,16 @@ def _markdown(text: str) -> Markup:
     return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
 
 
-def _row(clause: Clause, runs: list[Run], findings: Findings) -> Row:
+def _row(clause: Clause, runs: list[ResultFile], findings: Findings) -> Row:
     checks = [check for check in all_checks() if check.clause == clause.id]
     families = tuple(family for family in names() if any(check.family == family for check in checks))
-    cells = [Cell(run, clause, _trace(Cell(run, clause)), tuple(findings.get((run.name, clause.id), ()))) for run in runs]
+    cells = [
+        MatrixCell(run, clause, _trace(MatrixCell(run, clause)), tuple(findings.get((run.name, clause.id), ()))) for run in runs
+    ]
     return Row(clause, families, tuple(cells))
 
 
-def _trace(cell: Cell) -> str | None:
+def _trace(cell: MatrixCell) -> str | None:
     """The text of the trace that shows a failure, or None."""
     if cell.result is None or cell.shown is None or not cell.result["trace"]:
         return None

@@ -11,12 +11,12 @@ from typing import Any
 import kvref
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.families import names as families
-from kvref_conformance.interface import offers
-from kvref_conformance.judging.asked import Asked
-from kvref_conformance.judging.conclusion import Conclusion
-from kvref_conformance.judging.start import isolated
-from kvref_conformance.report.text import Result
-from kvref_conformance.schemas import mismatch
+from kvref_conformance.implementation_api import offers
+from kvref_conformance.json_schema import mismatch
+from kvref_conformance.report.console import Result
+from kvref_conformance.runner.options import RunOptions
+from kvref_conformance.runner.start import runs_in_subprocess
+from kvref_conformance.runner.verdict import RunVerdict
 
 FORMAT = 2
 LARGEST = 2**26  # maximum bytes of a file; a run of all clauses has a few hundred thousand
@@ -34,7 +34,7 @@ class ResultsError(Exception):
 
 
 def write_json(
-    path: Path, implementation: Any, asked: Asked, results: list[Result], conclusion: Conclusion, interrupted: bool = False
+    path: Path, implementation: Any, asked: RunOptions, results: list[Result], conclusion: RunVerdict, interrupted: bool = False
 ) -> None:
     """Write the results of a run. interrupted: results of some selected clauses are missing. Raises OSError."""
     versions = {}
@@ -57,7 +57,11 @@ def write_json(
             "packages": versions,
             "date": datetime.now(UTC).date().isoformat(),
         },
-        "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": isolated(asked)},
+        "asked": {
+            "name": asked.name,
+            **{name: getattr(asked.effort, name) for name in OPTIONS},
+            "isolate": runs_in_subprocess(asked),
+        },
         "conclusion": vars(conclusion),
         **({"interrupted": True} if interrupted else {}),
         "not_offered": [result["clause"] for result in results if not result["offered"]],

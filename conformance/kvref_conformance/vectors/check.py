@@ -8,22 +8,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvref_conformance.conversation.drivers.guard import memory_limit
-from kvref_conformance.conversation.exchange import show_calls
-from kvref_conformance.conversation.trace.file import Trace, parsed
-from kvref_conformance.conversation.trace.shrink import place_of_last
-from kvref_conformance.interface import offers
-from kvref_conformance.judging.judge import Ended, Judge
+from kvref_conformance.calls.messages import show_calls
+from kvref_conformance.drivers.resource_limits import memory_limit
+from kvref_conformance.implementation_api import offers
 from kvref_conformance.outcome import Broken, CannotRun, NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, RunEnded
+from kvref_conformance.traces.format import Trace, parsed
+from kvref_conformance.traces.shrinking import place_of_last
 from kvref_conformance.vectors import formats
-from kvref_conformance.vectors.make import MANIFEST, VERSION, sha256
-from kvref_conformance.vectors.recorded import Parted, hold
+from kvref_conformance.vectors.generate import MANIFEST, VERSION, sha256
+from kvref_conformance.vectors.replay import FirstMismatch, hold
 
 FIELDS = {"traces": {"file", "family", "formats", "sha256"}, "formats": {"file", "format", "sha256"}}  # fields that are used
 
 
 @dataclass(frozen=True)
-class Checked:
+class VectorResult:
     """The result of one file. line: the line of the first mismatch in a trace. calls: the calls up to it."""
 
     file: str
@@ -53,7 +53,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
-def check(folder: Path, judge: Judge) -> Iterator[Checked]:
+def check(folder: Path, judge: CheckRunner) -> Iterator[VectorResult]:
     """Compare all files. Raises CannotRun if a file is missing or differs from the manifest."""
     listed = manifest(folder)
     for entry in listed["traces"]:
@@ -62,17 +62,17 @@ def check(folder: Path, judge: Judge) -> Iterator[Checked]:
         yield _format(entry["file"], entry["format"], _content(folder, entry), judge)
 
 
-def _format(file: str, format: str, content: bytes, judge: Judge) -> Checked:
+def _format(file: str, format: str, content: bytes, judge: CheckRunner) -> VectorResult:
     try:
         broken = judge.run(_compared, format, content)
     except NotOffered:
-        return Checked(file, "formats", "not offered")
-    except Ended as ended:
-        return Checked(file, "formats", "failed", broken=ended.broken, calls=show_calls(ended.conversation))
-    return Checked(file, "formats", "failed" if broken else "passed", broken=broken)
+        return VectorResult(file, "formats", "not offered")
+    except RunEnded as ended:
+        return VectorResult(file, "formats", "failed", broken=ended.broken, calls=show_calls(ended.conversation))
+    return VectorResult(file, "formats", "failed" if broken else "passed", broken=broken)
 
 
-def _compared(judge: Judge, format: str, content: bytes) -> Broken | None:
+def _compared(judge: CheckRunner, format: str, content: bytes) -> Broken | None:
     """The first mismatch in a format, or None. Raises NotOffered."""
     try:
         with memory_limit(), np.errstate(all="ignore"):
@@ -86,26 +86,26 @@ def _compared(judge: Judge, format: str, content: bytes) -> Broken | None:
     return None
 
 
-def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
+def _trace(folder: Path, entry: dict[str, Any], judge: CheckRunner) -> VectorResult:
     file, family, content = entry["file"], entry["family"], _content(folder, entry)
     if not offers(judge.implementation, family) or set(entry["formats"]) - set(judge.implementation.formats):
-        return Checked(file, family, "not offered")
+        return VectorResult(file, family, "not offered")
     trace = parsed(folder / file, content.decode(errors="replace").splitlines())
     if trace.header.judge != "model":
         raise CannotRun(f'{folder / file}: expected a trace with "judge": "model", got "{trace.header.judge}"')
     try:
         parted, calls = judge.run(_held, trace)
     except NotOffered:
-        return Checked(file, family, "not offered")
-    except Ended as ended:
+        return VectorResult(file, family, "not offered")
+    except RunEnded as ended:
         at = place_of_last(ended.conversation, trace.requests)
-        return Checked(file, family, "failed", trace.lines[at], ended.broken, show_calls(ended.conversation))
+        return VectorResult(file, family, "failed", trace.lines[at], ended.broken, show_calls(ended.conversation))
     if parted is None:
-        return Checked(file, family, "passed")
-    return Checked(file, family, "failed", parted.line, parted.broken, calls)
+        return VectorResult(file, family, "passed")
+    return VectorResult(file, family, "failed", parted.line, parted.broken, calls)
 
 
-def _held(judge: Judge, trace: Trace) -> tuple[Parted | None, list[str]]:
+def _held(judge: CheckRunner, trace: Trace) -> tuple[FirstMismatch | None, list[str]]:
     """The first mismatch, or None, and the calls up to it. Raises NotOffered."""
     subject = judge.begin()
     with memory_limit():

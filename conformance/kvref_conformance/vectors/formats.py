@@ -9,14 +9,13 @@ from safetensors.numpy import load, save
 
 import kvref
 from kvref.formats import get_format
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import same
-from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.conversation.trace.within import takes_float32
-from kvref_conformance.oracle import elements, rows
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.adversarial import adversarial
-from kvref_conformance.oracle.formats import GGML, IN_GROUPS, MX, NVFP4, ROTATED, inner_of
+from kvref_conformance.oracle.formats import GGML, IN_GROUPS, MX, NVFP4, ROTATED, inner_of, per_row, small_floats
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.assertions import assert_same
+from kvref_conformance.traces.portability import takes_float32
 
 WIDTHS = (1, 5, 64)
 WIDE = (128, 256)  # widths for formats with groups
@@ -55,21 +54,21 @@ def _rows(name: str) -> Tensors:
         x = adversarial(rng, width, name)
         stored = kvref.reference.quantize(x, format)
         part = {"input": x, **stored._asdict(), "values": kvref.reference.dequantize(stored, width, format)}
-        want = rows.store(x, name)
-        assert np.array_equal(part["values"], want.values) and np.array_equal(part["codes"], rows.packed(want, inner)), name
-        assert part["scale"] is None or np.array_equal(rows.scale_worth(part["scale"], inner), want.scale), name
+        want = per_row.store(x, name)
+        assert np.array_equal(part["values"], want.values) and np.array_equal(part["codes"], per_row.packed(want, inner)), name
+        assert part["scale"] is None or np.array_equal(per_row.scale_worth(part["scale"], inner), want.scale), name
         tensors |= {f"rows_{width}.{key}": np.ascontiguousarray(tensor) for key, tensor in part.items() if tensor is not None}
     return tensors
 
 
 def _elements(name: str) -> Tensors:
     """The tensors decode.codes and .values (all codes, only FP8), and encode.values float32 and .codes (ties, random numbers)."""
-    near, rng = elements.ties_and_neighbours(name), np.random.default_rng(0)
+    near, rng = small_floats.ties_and_neighbours(name), np.random.default_rng(0)
     values = np.concatenate([near[:: max(1, len(near) // 4000)], rng.normal(size=1000).astype(np.float32), [0.0, -0.0, np.inf]])
     values = values.astype(np.float32)
-    tensors = {"encode.values": values, "encode.codes": elements.encode(values, name)}
+    tensors = {"encode.values": values, "encode.codes": small_floats.encode(values, name)}
     if name in FP8:
-        tensors |= {"decode.codes": np.arange(256), "decode.values": elements.decoded(name)}
+        tensors |= {"decode.codes": np.arange(256), "decode.values": small_floats.decoded(name)}
     dtype = np.uint8 if name in FP8 else np.uint16
     return {key: tensor.astype(dtype) if key.endswith("codes") else tensor for key, tensor in tensors.items()}
 
@@ -86,7 +85,7 @@ def check(subject: Subject, name: str, file: bytes) -> None:
     held = False
     for what, got, want in _comparisons(subject, name, load(file)):
         held = True
-        same(got, want, what)
+        assert_same(got, want, what)
     if not held:
         raise NotOffered(f"elements or rows of {name}")
 
@@ -105,12 +104,12 @@ def _comparisons(subject: Subject, name: str, tensors: Tensors) -> Iterator[tupl
                     if key == "codes":
                         yield f"rows_{width}.codes", got, part[key]
                     elif key in part:  # scales may be numbers, or the bits of a 16-bit float
-                        mine, right = (rows.scale_worth(each, inner_of(name)) for each in (got, part[key]))
+                        mine, right = (per_row.scale_worth(each, inner_of(name)) for each in (got, part[key]))
                         yield f"rows_{width}.{key}", mine, right
     if hasattr(subject.implementation, "elements") and "encode.codes" in tensors:
         family = subject.new("elements")
         codes, values = tensors["encode.codes"], tensors["encode.values"]
-        yield "encode", family.decode(family.encode(values, name), name), elements.decoded(name)[codes]
+        yield "encode", family.decode(family.encode(values, name), name), small_floats.decoded(name)[codes]
         if "decode.codes" in tensors:
             yield "encode.codes", family.encode(values, name), codes
             yield "decode.values", family.decode(tensors["decode.codes"], name), tensors["decode.values"]

@@ -7,7 +7,7 @@ import numpy as np
 from kvref import PrefixCache
 from kvref.canary import BOS, FIRST_WORD, Canary
 from kvref.engine import Engine
-from kvref_conformance.engines.told import Told
+from kvref_canary.diagnosis.case import RequestHistory
 
 
 def prompt_of(canary, count, seed):
@@ -35,7 +35,7 @@ class Scene:
     canary: Canary
     step: float | None = None  # of the keys
     events: list[tuple[int, str]] = field(default_factory=list)
-    more: list[Told] = field(default_factory=list)
+    more: list[RequestHistory] = field(default_factory=list)
 
     def __post_init__(self):
         self.engine = Engine(self.canary, 3200)
@@ -95,8 +95,12 @@ class Scene:
             self.engine.generate(self.b, count)
             tokens = self.told + self.engine._tokens[self.b][before:]
             said = range(len(self.told), len(tokens))
-        others = [Told("request a", self.prompts[0], ended=True), Told("request c", self.prompts[2]), *self.more]
-        return Told("request b", tokens, said, events=tuple(self.events)), others
+        others = [
+            RequestHistory("request a", self.prompts[0], ended=True),
+            RequestHistory("request c", self.prompts[2]),
+            *self.more,
+        ]
+        return RequestHistory("request b", tokens, said, events=tuple(self.events)), others
 
 
 class _Entries:

@@ -8,7 +8,7 @@ import numpy as np
 from bugs.scene import Scene, prompt_of
 from kvref import PrefixCache
 from kvref.canary import Canary
-from kvref_conformance.engines.told import Told
+from kvref_canary.diagnosis.case import RequestHistory
 
 OFFSETS = Canary(offsets=(13, 34))  # not multiples of a block, so that two layers show different offsets
 FOUR = Canary(offsets=(13, 34), num_kv_heads=4)
@@ -220,7 +220,7 @@ def forked(scene, shared):
     d = scene.engine.open()
     tokens = scene.told[:shared] + prompt_of(scene.canary, 150, 4)[1 : 1 + 110 - shared]
     scene.engine.extend(d, tokens)
-    scene.more.append(Told("request d", tokens))
+    scene.more.append(RequestHistory("request d", tokens))
     scene.events.append((shared, f"a fork at {shared}"))
     return d
 
@@ -247,7 +247,7 @@ def a_prefix_hit_of_too_many(scene):
     scene.engine.truncate(scene.b, 0)
     scene.engine.extend(scene.b, tokens[:76])
     scene.engine.extend(scene.b, scene.told[76:])
-    scene.more.append(Told("request e", tokens))
+    scene.more.append(RequestHistory("request e", tokens))
     scene.events.append((72, "a prefix hit of 72"))
 
 
@@ -271,7 +271,7 @@ def a_truncation_leaves_stale_tokens(scene):
     told = scene.told
     scene.begin(before + told[80:])
     scene.told = told
-    scene.more.append(Told("b before", before, ended=True))
+    scene.more.append(RequestHistory("b before", before, ended=True))
     scene.events.append((80, "a truncation to 80"))
 
 
@@ -282,5 +282,5 @@ def a_cancelled_requests_blocks_are_given_away(scene):
     tokens = prompt_of(scene.canary, 120, 7)
     scene.engine.extend(f, tokens)
     scene.events.append((100, "a cancel at 100"))
-    scene.more.append(Told("request f", tokens))
+    scene.more.append(RequestHistory("request f", tokens))
     scene.table(scene.b)[4] = scene.table(f)[4]

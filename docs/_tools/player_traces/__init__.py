@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvref_conformance.judging.zoo import look_at
+from kvref_conformance.runner.zoo_report import look_at
 from player_traces import caches, sharing, windows
 from player_traces.recorder import TraceRecorder
 

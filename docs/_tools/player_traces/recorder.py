@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.conversation.handle import Handle
-from kvref_conformance.conversation.trace import file
+from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.implementations import load
-from kvref_conformance.judging.judge import Judge
-from kvref_conformance.oracle.witness import Unknown, Witness
+from kvref_conformance.oracle.model_runner import ModelRunner, UnknownObject
+from kvref_conformance.runner.check_runner import CheckRunner
+from kvref_conformance.traces import format
 
 
 class TraceRecorder:
     """Calls to the reference, and a note for some of them."""
 
     def __init__(self) -> None:
-        self._judge = Judge(load("reference"))
+        self._judge = CheckRunner(load("reference"))
         self._subject = self._judge.begin()
         self._notes: dict[int, str] = {}
         self._values = iter(range(1, 10_000))
@@ -27,7 +27,7 @@ class TraceRecorder:
         """Add a note to the next call."""
         self._notes[len(self._subject.conversation) + 1] = text
 
-    def new(self, family: str, **sizes: Any) -> Handle:
+    def new(self, family: str, **sizes: Any) -> ObjectProxy:
         return self._subject.new(family, **sizes)
 
     def tokens(self, *shape: int) -> np.ndarray:
@@ -38,11 +38,11 @@ class TraceRecorder:
         """Run a script, and return the lines of its trace. The script's docstring is the title."""
         script(self)
         title = (script.__doc__ or "").strip()
-        header = file.Header("any", title, "model", file.who(self._judge.implementation, "reference"))
+        header = format.Header("any", title, "model", format.who(self._judge.implementation, "reference"))
         try:
-            lines = file.written(header, Witness("exact"), self._subject.conversation)
-        except Unknown:  # the trace contains numbers that no model defines
-            lines = file.written(replace(header, judge="check"), Witness("exact"), self._subject.conversation)
+            lines = format.written(header, ModelRunner("exact"), self._subject.conversation)
+        except UnknownObject:  # the trace contains numbers that no model defines
+            lines = format.written(replace(header, judge="check"), ModelRunner("exact"), self._subject.conversation)
         for id, note in self._notes.items():
             request = json.loads(lines[2 * id - 1])
             lines[2 * id - 1] = json.dumps(request | {"note": note})

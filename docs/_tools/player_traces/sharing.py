@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvref_conformance.checking.expect import raises
+from kvref_conformance.testlib.assertions import raises
 from player_traces.recorder import TraceRecorder
 
 SIZES = {"block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"}

@@ -1,6 +1,6 @@
 """Calls to a windowed cache: a ring after two sink tokens."""
 
-from kvref_conformance.checking.expect import raises
+from kvref_conformance.testlib.assertions import raises
 from player_traces.recorder import TraceRecorder
 
 

@@ -8,7 +8,7 @@ from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from kvref_conformance.report.player import element
+from kvref_conformance.report.player_element import element
 
 TRACES = Path("_static/traces")
 

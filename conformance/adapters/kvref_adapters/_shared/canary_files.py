@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref.canary import Canary, sized
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 

@@ -16,12 +16,12 @@ import httpx
 from kvref.canary import BOS, FIRST_WORD, Canary
 from kvref_adapters._shared import die_with_parent
 from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_conformance.canary import folder as files
-from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_canary.files import huggingface as files
+from kvref_canary.server.errors import ServerError
+from kvref_canary.server.url import Address
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
+from kvref_conformance.implementations.server import ServerImplementation, ServerSessions
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.server.address import Address
-from kvref_conformance.server.errors import ServerError
-from kvref_conformance.server.served import Served, Sessions
 
 STARTING = 100.0  # seconds until a server must answer
 LOADING = 503  # the status that some servers return until they are ready
@@ -88,7 +88,7 @@ class ServerProcess:
             )  # fmt: skip
         try:
             self._wait()
-            self._served = Served(Address(self._url, folder), SILENCE)
+            self._served = ServerImplementation(Address(self._url, folder), SILENCE)
         except CannotRun as error:
             self._end()
             raise ServerNotUsable(str(error)) from None
@@ -96,7 +96,7 @@ class ServerProcess:
             self._end()
             raise
 
-    def sessions(self) -> Sessions:
+    def sessions(self) -> ServerSessions:
         return self._served.sessions()
 
     def answers(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 INT8, E4M3FN, E5M2 = "int8", "float8_e4m3fn", "float8_e5m2"
 

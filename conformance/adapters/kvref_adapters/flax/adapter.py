@@ -18,7 +18,7 @@ from flax import linen, nnx
 from flax.errors import ScopeParamShapeError
 
 from kvref.errors import ConfigError, DtypeMismatch, ShapeMismatch
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 LONGEST = 2048  # tokens; the buffers have their final size from the start

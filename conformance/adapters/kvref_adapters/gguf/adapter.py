@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import QuantError, dequantize, quantize
 
 from kvref.errors import ConfigError
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 
 class Gguf:

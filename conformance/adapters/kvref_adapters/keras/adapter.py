@@ -11,7 +11,7 @@ from typing import Any
 
 from kvref.errors import ShapeMismatch
 from kvref_adapters._shared.attention import check_value_width, padding_rows
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import CannotRun
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any, ClassVar
 
 from kvref.errors import CapacityExceeded, ConfigError, ShapeMismatch
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import CannotRun, NotOffered
 
 LONGEST = 2048  # tokens; the buffers have their final size from the start

@@ -14,8 +14,8 @@ import keras_hub
 
 from kvref.canary import Canary
 from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_conformance.canary import folder as files
-from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_canary.files import huggingface as files
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 
 
 class KerasHubGenerate(EngineAdapter):

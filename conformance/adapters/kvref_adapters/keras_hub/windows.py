@@ -27,7 +27,7 @@ from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
 from keras_hub.src.models.qwen3.qwen3_decoder import Qwen3TransformerDecoder
 
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_one_projection, check_queries, check_sizes
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 CONTEXT = 512  # the size of each cache in tokens

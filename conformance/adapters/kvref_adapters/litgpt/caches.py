@@ -21,7 +21,7 @@ from litgpt.model import CausalSelfAttention, KVCache, batched_index_select, bui
 
 from kvref.errors import CapacityExceeded, ConfigError, DtypeMismatch, PositionOutOfRange, ShapeMismatch
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_one_projection, check_queries, check_sizes
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 

@@ -13,7 +13,7 @@ from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
 from kvref.canary import Canary, weights
 from kvref.canary.dimensions import EPSILON
 from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.outcome import NotOffered
 
 GREEDY = {"temperature": 0.0, "top_k": None, "top_p": 0.0}

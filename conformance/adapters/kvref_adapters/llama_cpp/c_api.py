@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xllamacpp.xllamacpp
 
-from kvref_conformance.arrays import NDArray
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.outcome import CannotRun
 
 VERSION = f"{version('xllamacpp')} (xllamacpp)"

@@ -30,7 +30,7 @@ from kvref_adapters.llama_cpp.c_api import (
     LlamaContext,
     LlamaModel,
 )
-from kvref_conformance.canary import gguf
+from kvref_canary.files import gguf
 from kvref_conformance.outcome import NotOffered
 
 LEAST = 64  # tokens per session: the cache has to accept cache_tokens in total, in sessions of at least this length

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import xllamacpp.xllamacpp
 
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 LIBRARY = ctypes.CDLL(xllamacpp.xllamacpp.__file__)

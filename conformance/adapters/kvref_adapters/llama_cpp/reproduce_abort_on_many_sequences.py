@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvref.canary import sized
 from kvref_adapters.llama_cpp.c_api import LlamaContext, LlamaModel  # the functions of llama.h
-from kvref_conformance.canary import gguf
+from kvref_canary.files import gguf
 from kvref_conformance.outcome import CannotRun
 
 if len(sys.argv) == 1:

@@ -16,7 +16,7 @@ import torch
 
 from kvref.errors import OutOfBlocks, PositionOutOfRange, integer
 from kvref_adapters._shared.import_stubs import install_stubs
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 if "lmcache" not in sys.modules:

@@ -14,9 +14,9 @@ from mistralrs import Architecture, ChatCompletionRequest, ModelDType, Runner, W
 from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_conformance.canary import folder as files
-from kvref_conformance.canary.words import text, tokens
-from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_canary.files import huggingface as files
+from kvref_canary.files.vocabulary import text, tokens
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.outcome import NotOffered
 
 GREEDY: dict[str, Any] = {"model": "default", "temperature": 0.0, "top_k": 1, "ignore_eos": True}

@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 
 class MlDtypes:

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from kvref.errors import ConfigError, DtypeMismatch
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
 

@@ -23,7 +23,7 @@ from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, ChunkedKVCac
 
 from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 

@@ -24,7 +24,7 @@ from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, SequenceNotFound, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_adapters._shared.server_process import ServerAdapter, write_canary
-from kvref_conformance.canary import folder as files
+from kvref_canary.files import huggingface as files
 from kvref_conformance.outcome import NotOffered
 
 PIECE = 16  # prefill chunk in tokens: shorter than the judge's prompts

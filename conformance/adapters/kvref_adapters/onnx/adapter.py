@@ -17,7 +17,7 @@ from onnx.shape_inference import InferenceError
 
 from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
 from kvref_adapters._shared.onnx_nodes import OnnxGrowingCache, OnnxNodeKernels, OnnxNodeWindows, OnnxOperators
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 TO = {
     "float8_e4m3fn": TensorProto.FLOAT8E4M3FN, "float8_e5m2": TensorProto.FLOAT8E5M2,

@@ -25,7 +25,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, I
 from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
 from kvref_adapters._shared import onnx_nodes
 from kvref_adapters._shared.onnx_nodes import OnnxGrowingCache, OnnxNodeKernels, OnnxOperators
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 TO = {

@@ -24,7 +24,7 @@ from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, Shap
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
 from kvref_adapters._shared.onnx_nodes import OnnxOperators
 from kvref_adapters.onnxruntime.operators import OnnxRuntime, run
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 TYPES = {"query": 1, "key": 1, "value": 1, "past_key": 1, "past_value": 1, "seqlens_k": 6, "total_sequence_length": 6}
 

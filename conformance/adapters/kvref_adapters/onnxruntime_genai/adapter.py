@@ -14,7 +14,7 @@ from onnxruntime_genai.models import builder
 from kvref.canary import Canary
 from kvref.errors import CapacityExceeded, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_conformance.canary import folder as files
+from kvref_canary.files import huggingface as files
 
 
 class OnnxRuntimeGenAI(EngineAdapter):

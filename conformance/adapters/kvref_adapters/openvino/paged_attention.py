@@ -17,7 +17,7 @@ from openvino.op import _PagedAttentionExtension
 
 from kvref.errors import DtypeMismatch, ShapeMismatch
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 BLOCK = 32  # tokens per block on this plugin, as the cache shapes of a compiled model show

@@ -14,7 +14,7 @@ from kvref.canary import EOS, Canary
 from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_adapters.openvino_genai.llama_graph import llama_graph
-from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.outcome import NotOffered
 
 BLOCK = 32  # tokens per block, on a CPU

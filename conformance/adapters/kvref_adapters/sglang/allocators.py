@@ -22,7 +22,7 @@ import torch
 
 from kvref.errors import ConfigError, DtypeMismatch, OutOfBlocks, ShapeMismatch, SlotOutOfRange, integer
 from kvref_adapters.sglang.modules import DEVICE, VERSION, sglang_module
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 ALLOCATOR = sglang_module("mem_cache.allocator")

@@ -25,7 +25,7 @@ import torch
 
 from kvref.errors import DtypeMismatch, LayerOutOfRange, OutOfBlocks, SequenceNotFound, ShapeMismatch, TokenOutOfRange
 from kvref_adapters.sglang.modules import DEVICE, VERSION, sglang_module
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 ALLOCATION, COMMON = sglang_module("mem_cache.allocation"), sglang_module("mem_cache.common")

@@ -16,7 +16,7 @@ import numpy as np
 from tinygrad import Tensor, Variable, dtypes
 
 from kvref.errors import DtypeMismatch, ShapeMismatch
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 DTYPES = {

@@ -24,7 +24,7 @@ from kvref.attention import accept_query
 from kvref.errors import CapacityExceeded, PositionOutOfRange, RankLost, RankOutOfRange, in_range
 from kvref.validation import accept_pair
 from kvref_adapters.torch import rank_process
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 ANSWERED = 8.0  # seconds in which a rank must reply, including the time that it waits for other ranks
 _FORK = multiprocessing.get_context("forkserver")  # all ranks are forked from one process that has imported PyTorch

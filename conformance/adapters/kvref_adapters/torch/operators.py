@@ -24,7 +24,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 
 
 class _Torch:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvref.errors import CapacityExceeded, ConfigError, DtypeMismatch, ShapeMismatch
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 

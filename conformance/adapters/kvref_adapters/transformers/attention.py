@@ -23,7 +23,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_forward
 
 from kvref.errors import ShapeMismatch
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 

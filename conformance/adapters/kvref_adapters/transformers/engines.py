@@ -23,8 +23,8 @@ from kvref.canary import UNKNOWN, Canary
 from kvref.errors import OutOfBlocks
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_adapters._shared.server_process import ServerAdapter
-from kvref_conformance.canary import folder as files
-from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_canary.files import huggingface as files
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.outcome import NotOffered
 
 

@@ -47,7 +47,7 @@ from kvref.errors import (
     ShapeMismatch,
 )
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 FULL_ATTENTION = "full_attention"

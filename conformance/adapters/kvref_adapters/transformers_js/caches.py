@@ -7,12 +7,12 @@ Tensor's `slice`, `reorder` its `stack`. `transformers.js-casts` is Tensor's `to
 import shutil
 from pathlib import Path
 
-from kvref_conformance.conversation.drivers.stdio import OverStdio
+from kvref_conformance.drivers.json_client import JsonClient
 
 PROGRAM = Path(__file__).with_suffix(".cjs")
 
 
-class _TransformersJsProgram(OverStdio):
+class _TransformersJsProgram(JsonClient):
     project = "transformers.js"
     family: str
 

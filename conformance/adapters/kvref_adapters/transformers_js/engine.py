@@ -13,8 +13,8 @@ from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_adapters.transformers_js.onnx_graph import onnx_model
-from kvref_conformance.canary import folder as files
-from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_canary.files import huggingface as files
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.outcome import NotOffered
 
 PACKAGE = "@huggingface/transformers"

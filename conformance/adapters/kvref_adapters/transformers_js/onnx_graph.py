@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kvref.canary import Canary, weights
 from kvref.canary.dimensions import EPSILON
-from kvref_conformance.arrays import NDArray
+from kvref_conformance.implementation_api import NDArray
 
 OPSET, IR = 18, 9
 END = np.iinfo(np.int64).max

@@ -44,7 +44,7 @@ import torch
 
 import kvref_adapters.vllm.import_stubs  # noqa: F401 - before vLLM
 from kvref.errors import ConfigError, InUse, KeyNotFound, OutOfBlocks
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 from vllm.sampling_params import SamplingParams  # isort: skip

@@ -16,7 +16,7 @@ from x_transformers.autoregressive_wrapper import modify_cached_kv
 from x_transformers.x_transformers import Attention, LayerIntermediates
 
 from kvref.errors import DtypeMismatch, ShapeMismatch
-from kvref_conformance.interface import Level
+from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 

@@ -1,18 +1,32 @@
 """Checks of ATTN: softmax(scale q k') v, and tokens that must have no effect on it."""
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.attending import exact, normal
-from kvref_conformance.checking.expect import same, true, within
-from kvref_conformance.checking.registry import check
-from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.oracle.attention import rounding
-from kvref_conformance.oracle.elements import MAX, round_to
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.attention import rounding, seen
+from kvref_conformance.oracle.formats.small_floats import MAX, round_to
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.assertions import (
+    LOUD_SCALE,
+    assert_same,
+    assert_within,
+    expected_attention,
+    looking_at,
+    loud_at_ends,
+    normal,
+    raises,
+    shaped,
+    true,
+)
+from kvref_conformance.testlib.fixtures import pair_of_tokens, random_tokens
+from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
+from kvref_conformance.testlib.production_sizes import DIMS, edges
+from kvref_conformance.testlib.registry import check
 
 Shape = tuple[int, int, int, int, int]  # queries, query heads, kv heads, tokens, dim
 SHAPES = ((1, 1, 1, 3, 4), (5, 2, 2, 8, 16), (3, 6, 2, 11, 5), (2, 8, 1, 40, 64))
@@ -61,7 +75,9 @@ def each_head_reads_its_group(subject: Subject) -> None:
         values[0] = np.arange(kv_heads)[:, None]
         got = attend(subject, np.zeros((2, heads, dim), np.float32), keys, values)
         want = [[[head // (heads // kv_heads)] * dim for head in range(heads)]] * 2
-        same(got, np.array(want, np.float32), f"output of {heads} query heads over {kv_heads} kv heads with the values 0, 1, ...")
+        assert_same(
+            got, np.array(want, np.float32), f"output of {heads} query heads over {kv_heads} kv heads with the values 0, 1, ..."
+        )
 
 
 @check("ATTN-01a", "attention")
@@ -70,7 +86,9 @@ def weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None:
     for scale in (0.0, 1.0, 2.5, -1.0):
         got = attend(subject, grouped(subject, tokens[1:]), tokens, tokens, scale)
         want = grouped(subject, tokens[1:]) / (1 + math.exp(-scale))
-        within(got, want, 1e-6 + rounding(want, np.zeros(1), subject.dtype), f"weight of the second token at scale {scale}")
+        assert_within(
+            got, want, 1e-6 + rounding(want, np.zeros(1), subject.dtype), f"weight of the second token at scale {scale}"
+        )
 
 
 @check("ATTN-01b", "attention")
@@ -81,8 +99,10 @@ def the_output_is_as_wide_as_the_values(subject: Subject) -> None:
         dim = shape[4] if shape[4] != width else subject.size("head_dim", 99)  # another width, as far away as the limits allow
         query, keys, _ = inputs(subject, *shape[:4], dim)
         values = normal(subject, 7, shape[2], width)
-        want, bound = exact(subject, query, keys, values, scale=0.5)
-        within(attend(subject, query, keys, values), want, bound, f"attention over keys of {dim} elements and values of {width}")
+        want, bound = expected_attention(subject, query, keys, values, scale=0.5)
+        assert_within(
+            attend(subject, query, keys, values), want, bound, f"attention over keys of {dim} elements and values of {width}"
+        )
         other_widths += dim != width
     if not other_widths:
         raise NotOffered(f"values of another width than keys: its limits allow only {width}")
@@ -94,7 +114,7 @@ def one_token_gives_its_value_back(subject: Subject) -> None:
         query, keys, values = inputs(subject, *shape)
         group = shape[1] // shape[2]
         want = np.broadcast_to(np.repeat(values[:1], group, axis=1), (shape[0], shape[1], shape[4]))
-        same(attend(subject, query, keys[:1], values[:1]), want, "attention over one token")
+        assert_same(attend(subject, query, keys[:1], values[:1]), want, "attention over one token")
 
 
 @check("ATTN-03a", "attention")
@@ -108,7 +128,7 @@ def large_scores_do_not_overflow(subject: Subject) -> None:
     number, scale = root_and_scale(subject, 1e36)
     tokens, ones = first_elements(subject, *[number] * 4), first_elements(subject, *[1.0] * 4)
     tied = attend(subject, grouped(subject, tokens[:1]), tokens, ones, 0.5 * scale)
-    within(tied, grouped(subject, ones[:1]), 1e-6, "output over four tokens with equal, large scores")
+    assert_within(tied, grouped(subject, ones[:1]), 1e-6, "output over four tokens with equal, large scores")
 
 
 @check("ATTN-03b", "attention")
@@ -140,8 +160,10 @@ def output_is_within_the_bound_of_exact(subject: Subject) -> None:
         for causal in (False, True):
             query, keys, values = inputs(subject, *shape)
             for scale in (1 / math.sqrt(shape[4]), 3.0):
-                want, bound = exact(subject, query, keys, values, scale=scale, causal=causal)
-                within(attend(subject, query, keys, values, scale, causal=causal), want, bound, f"output for the shape {shape}")
+                want, bound = expected_attention(subject, query, keys, values, scale=scale, causal=causal)
+                assert_within(
+                    attend(subject, query, keys, values, scale, causal=causal), want, bound, f"output for the shape {shape}"
+                )
 
 
 @check("ATTN-05", "attention")
@@ -162,47 +184,229 @@ def tokens_may_be_permuted_together(subject: Subject) -> None:
     for shape in shapes(subject):
         query, keys, values = inputs(subject, *shape)
         order = subject.rng.permutation(shape[3])
-        _, bound = exact(subject, query, keys, values, scale=0.5)
+        _, bound = expected_attention(subject, query, keys, values, scale=0.5)
         got = attend(subject, query, keys[order], values[order])
-        within(got, attend(subject, query, keys, values), 2 * bound, "attention over permuted tokens")
+        assert_within(got, attend(subject, query, keys, values), 2 * bound, "attention over permuted tokens")
 
 
 @check("ATTN-07a", "attention")
 def what_lies_past_the_length_has_no_effect(subject: Subject) -> None:
     query, keys, values = inputs(subject, *fitted(subject, 2, 4, 2, 9, 5))
     for length in (1, 4, 8):
-        want, bound = exact(subject, query, keys[:length], values[:length], scale=0.5)
+        want, bound = expected_attention(subject, query, keys[:length], values[:length], scale=0.5)
         for poison in (0.0, min(1e30, MAX.get(subject.dtype, 1e30)), np.nan, np.inf):
             bad_keys, bad_values = keys.copy(), values.copy()
             bad_keys[length:], bad_values[length:] = poison, poison
             got = attend(subject, query, bad_keys, bad_values, length=length)
-            within(got, want, bound, f"attention over {length} tokens followed by tokens of {poison}")
+            assert_within(got, want, bound, f"attention over {length} tokens followed by tokens of {poison}")
 
 
 @check("ATTN-07b", "attention")
 def what_a_query_may_not_see_has_no_effect_on_it(subject: Subject) -> None:
     query, keys, values = inputs(subject, *fitted(subject, 4, 2, 2, 6, 5))
-    want, bound = exact(subject, query, keys, values, scale=0.5, causal=True)
+    want, bound = expected_attention(subject, query, keys, values, scale=0.5, causal=True)
     keys[5], values[5] = np.nan, np.nan  # only the last query sees token 5
     got = attend(subject, query, keys, values, causal=True)
-    within(got[:3], want[:3], bound[:3], "output of the queries before a NaN token")
+    assert_within(got[:3], want[:3], bound[:3], "output of the queries before a NaN token")
 
 
 @check("ATTN-08", "attention")
 def no_tokens_give_zeros(subject: Subject) -> None:
     query, keys, values = inputs(subject, *fitted(subject, 3, 4, 2, 5, 6))
     zeros = np.zeros(query.shape, np.float32)
-    within(attend(subject, query, keys[:0], values[:0]), zeros, 0.0, "attention over 0 tokens")  # 0 and -0 are equal
-    within(attend(subject, query, keys, values, length=0), zeros, 0.0, "attention over 5 tokens with length 0")
+    assert_within(attend(subject, query, keys[:0], values[:0]), zeros, 0.0, "attention over 0 tokens")  # 0 and -0 are equal
+    assert_within(attend(subject, query, keys, values, length=0), zeros, 0.0, "attention over 5 tokens with length 0")
 
 
 @check("ATTN-09", "attention")
 def causal_prefill_in_chunks_agrees(subject: Subject) -> None:
     query, keys, values = inputs(subject, *fitted(subject, 9, 4, 2, 9, 8))
-    want, bound = exact(subject, query, keys, values, scale=0.5, causal=True)
-    within(attend(subject, query, keys, values, causal=True), want, bound, "causal prefill in one call")
+    want, bound = expected_attention(subject, query, keys, values, scale=0.5, causal=True)
+    assert_within(attend(subject, query, keys, values, causal=True), want, bound, "causal prefill in one call")
     for size in (1, 2, 4):
         for start in range(0, 9, size):
             end = min(start + size, 9)
             got = attend(subject, query[start:end], keys[:end], values[:end], causal=True)
-            within(got, want[start:end], bound[start:end], f"causal prefill of the chunk [{start}, {end})")
+            assert_within(got, want[start:end], bound[start:end], f"causal prefill of the chunk [{start}, {end})")
+
+
+# Checks of LAW-10, LAW-16 and LAW-20 for this family.
+
+
+def query_of(subject: Subject, count: int) -> NDArray:
+    """Returns float32 [count, num_query_heads, dim], with one query head per kv head if the limits allow it."""
+    return random_tokens(subject, count, heads=subject.heads * subject.size("group_size", 1))
+
+
+@check("LAW-16", "attention")
+def attention_leaves_its_inputs_alone(subject: Subject) -> None:
+    subject.in_this_process()
+    given = {"query": query_of(subject, 2), "keys": random_tokens(subject, 4), "values": random_tokens(subject, 4)}
+    own = {name: subject.own(rows) for name, rows in given.items()}
+    subject.new("attention").attention(*own.values(), scale=0.5, causal=True, length=3)
+    for name, rows in given.items():
+        assert_same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
+
+
+@check("LAW-10", "attention")
+def attention_refuses_shapes_that_do_not_fit(subject: Subject) -> None:
+    query, keys, values, heads = query_of(subject, 1), random_tokens(subject, 4), random_tokens(subject, 4), subject.heads
+    wide, fewer, uneven = (
+        random_tokens(subject, 4, dim=subject.dim + 1),
+        random_tokens(subject, 3),
+        np.append(query, query[:, :1], axis=1),
+    )
+    other_heads, flat, nothing = random_tokens(subject, 4, heads=heads - 1 or 2), values[..., 0], slice(0)
+    for wrong in ((query, wide, values), (query, keys, fewer), (uneven, keys, values), (query[0], keys, values),
+                  (query, keys, other_heads), (query, keys, flat), (query[..., nothing], keys[..., nothing], values),
+                  (query, keys, values[..., nothing])):  # fmt: skip
+        if wrong[0] is uneven and heads == 1:
+            continue  # any number of query heads can read one kv head
+        with raises("ShapeMismatch"):
+            subject.new("attention").attention(*wrong, scale=1.0, causal=False, length=4)
+
+
+@check("LAW-20", "attention")
+def a_length_may_be_of_any_type(subject: Subject) -> None:
+    query, (keys, values) = query_of(subject, 1), pair_of_tokens(subject, 120)
+
+    def script(typed: TypedIntegers) -> Iterator[Seen]:
+        given = {"scale": 1.0, "causal": False, "length": 100}
+        yield "attention over 100 tokens", typed.call(subject.new("attention"), "attention", query, keys, values, **given)
+
+    the_same_in_any_type(subject, script)
+
+
+# Checks of LAW-18: attention at production sizes, with inputs in which a single missing token changes the result.
+
+HEADS = ((8, 2), (12, 12), (16, 2), (7, 1))  # query heads and kv heads
+
+
+def judged(subject: Subject, queries: int, heads: tuple[int, int], length: int, dim: int, padding: int = 3) -> None:
+    """Checks attention over `length` tokens followed by padding, at the nearest sizes within the limits."""
+    _, query_heads, kv_heads, _, dim = fitted(subject, queries, *heads, length, dim)
+    query = normal(subject, queries, query_heads, dim)
+    keys, values = (normal(subject, length + padding, kv_heads, dim) for _ in range(2))
+    scale, causal = 1 / math.sqrt(dim), 1 < queries <= length and not padding
+    got = attend(subject, query, keys, values, scale, causal=causal, length=length)
+    want, bound = expected_attention(subject, query, keys[:length], values[:length], scale=scale, causal=causal)
+    assert_within(got, want, bound, f"attention of {queries} x {query_heads} over {length} x {kv_heads} x {dim}")
+
+
+@check("LAW-18", "attention")
+def every_token_counts_at_any_length(subject: Subject) -> None:
+    for length in edges(1025):
+        judged(subject, 1, (4, 2), length, 64)
+    judged(subject, 1, (2, 1), 4097, 64)
+
+
+@check("LAW-18", "attention")
+def every_element_counts_at_any_width(subject: Subject) -> None:
+    for dim in DIMS:
+        for heads in HEADS:
+            judged(subject, 1, heads, 130, dim)
+
+
+@check("LAW-18", "attention")
+def prompts_end_anywhere_in_a_tile(subject: Subject) -> None:
+    for queries in (15, 17, 63, 65, 127, 129):
+        judged(subject, queries, (2, 1), queries + 40, 64, padding=0)
+
+
+@check("LAW-18", "attention", real=True)
+def heads_and_lengths_are_as_models_have_them(subject: Subject) -> None:
+    for heads, dim in (((32, 8), 128), ((8, 4), 256), ((32, 32), 96), ((12, 12), 64), ((16, 1), 576)):
+        for length in (4095, 4097):
+            judged(subject, 1, heads, length, dim)
+    judged(subject, 33, (32, 8), 300, 128, padding=0)
+    judged(subject, 1, (8, 1), 16_385, 128)
+
+
+# Checks of WIN for attention functions: windows, sink tokens, chunks and logit sinks.
+
+SINKS = (-math.inf, 0.0, 1.5, -3.0, 20.0)
+
+
+def sizes(queries: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yields (queries, tokens): the given queries, one per token, and one."""
+    yield from ((queries, count), (count, count), (1, count))
+
+
+def windows(subject: Subject, queries: int, count: int, window: int, sinks: int = 0, chunk: int = 0) -> None:
+    """Checks windowed attention over random tokens."""
+    query, keys, values = inputs(subject, *fitted(subject, queries, 4, 2, count, 8))
+    got = subject.new("attention").window_attention(query, keys, values, scale=0.5, window=window, sinks=sinks, chunk=chunk)
+    views = [seen(at, window, sinks, chunk) for at in range(count - queries, count)]
+    want, bound = expected_attention(subject, query, keys, values, scale=0.5, views=views)
+    words = f"a window of {window}" + f", {sinks} sinks" * bool(sinks) + f", chunks of {chunk}" * bool(chunk)
+    assert_within(got, want, bound, f"attention of the last {queries} of {count} tokens, with {words}")
+
+
+@check("WIN-01", "attention")
+def a_window_counts_the_querys_own_token(subject: Subject) -> None:
+    for window in (1, 2, 5, 12, 13, 40):
+        for queries, count in sizes(5, 12):
+            windows(subject, queries, count, window)
+
+
+@check("WIN-05ac", "attention")
+def sinks_are_seen_besides_the_window(subject: Subject) -> None:
+    for window, sinks in ((3, 2), (1, 4), (5, 11), (5, 12), (2, 1)):
+        for queries, count in sizes(5, 12):
+            windows(subject, queries, count, window, sinks)
+
+
+@check("WIN-07", "attention")
+def a_chunk_begins_where_the_last_one_ended(subject: Subject) -> None:
+    for chunk in (4, 1, 5, 12, 13):
+        for queries, count in (*sizes(5, 12), *sizes(2, 13)):
+            windows(subject, queries, count, chunk, chunk=chunk)
+
+
+@check("WIN-08", "attention")
+def a_logit_sink_takes_its_share_once(subject: Subject) -> None:
+    for sink in SINKS:
+        for queries, count in ((1, 1), (3, 9), (1, 200)):
+            _shared_with(subject, queries, count, (sink,))
+
+
+@check("WIN-08", "attention")
+def each_query_head_has_a_sink_of_its_own(subject: Subject) -> None:
+    for queries, count in ((1, 1), (3, 9), (1, 70)):
+        _shared_with(subject, queries, count, SINKS[1:])
+
+
+def _shared_with(subject: Subject, queries: int, count: int, sinks: Sequence[float]) -> None:
+    for causal in (False, True) if queries <= count else (False,):
+        query, keys, values = inputs(subject, *fitted(subject, queries, 4, 2, count, 8))
+        sink = round_to(np.resize(np.array(sinks, np.float32), query.shape[1]), subject.dtype)
+        got = subject.new("attention").sink_attention(query, keys, values, scale=0.5, causal=causal, logit_sink=sink)
+        want, bound = expected_attention(subject, query, keys, values, scale=0.5, causal=causal, logit_sink=sink)
+        assert_within(got, want, bound, f"attention of {queries} queries over {count} tokens, with logit sinks {sink.tolist()}")
+
+
+@check("LAW-18", "attention")
+def windows_end_where_they_should(subject: Subject) -> None:
+    for count, window, sinks, chunk in ((1300, 512, 0, 0), (700, 255, 4, 0), (1100, 256, 0, 256), (300, 299, 0, 0)):
+        ends_of_views(subject, 66, count, window, sinks, chunk)
+
+
+@check("LAW-18", "attention", real=True)
+def windows_of_models_end_where_they_should(subject: Subject) -> None:
+    for count, window, sinks, chunk in ((9000, 4096, 0, 0), (5000, 1024, 128, 0), (16_400, 8192, 0, 8192)):
+        ends_of_views(subject, 130, count, window, sinks, chunk)
+
+
+def ends_of_views(subject: Subject, queries: int, count: int, window: int, sinks: int, chunk: int) -> None:
+    """Checks that some of the last queries see exactly the tokens in their view, at both ends."""
+    _, heads, kv_heads, _, dim = fitted(subject, queries, 4, 2, count, 64)
+    rows = sorted({0, 1, 15, 16, 63, 64, queries - 2, queries - 1})[:dim]
+    views = [seen(count - queries + row, window, sinks, chunk) for row in rows]
+    keys, values = loud_at_ends(count, kv_heads, dim, views), normal(subject, count, kv_heads, dim)
+    query = looking_at([rows.index(row) if row in rows else None for row in range(queries)], heads, dim)
+    got = subject.new("attention").window_attention(
+        query, keys, values, scale=LOUD_SCALE, window=window, sinks=sinks, chunk=chunk
+    )
+    want, bound = expected_attention(subject, query[rows], keys, values, scale=LOUD_SCALE, views=views)
+    what = f"attention of queries {rows} of the last {queries} of {count} tokens, with a window of {window}"
+    assert_within(shaped(got, query.shape, what)[rows], want, bound, f"{what}, {sinks} sinks and chunks of {chunk}")

@@ -5,31 +5,27 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.oracle.attention import U, attention, seen
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    Unjudged,
-    finite,
-    float32,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Function
-from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, UnjudgedReply, finite, float32  # fmt: skip
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.reference_model import FunctionModel
 
 
-class Attention(Function):
+class Attention(FunctionModel):
     family = "attention"
 
-    def attention(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, length: int) -> Expected:
+    def attention(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, length: int) -> Expectation:
         if length > len(keys):
             raise ValueError("shapes that do not fit")
         return _expected("ATTN-04", query, keys[:length], values[:length], scale, causal=causal)
 
-    def window_attention(self, query: Any, keys: Any, values: Any, scale: float, window: int, sinks: int, chunk: int) -> Expected:
+    def window_attention(
+        self, query: Any, keys: Any, values: Any, scale: float, window: int, sinks: int, chunk: int
+    ) -> Expectation:
         first = len(keys) - len(query)
         views = [seen(at, window, sinks, chunk) for at in range(first, len(keys))]
         return _expected("WIN-07" if chunk else "WIN-05" if sinks else "WIN-01", query, keys, values, scale, views=views)
 
-    def sink_attention(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, logit_sink: Any) -> Expected:
+    def sink_attention(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, logit_sink: Any) -> Expectation:
         sink = float32(logit_sink)
         if sink.shape != query.shape[1:2] or not (
             finite(sink[sink > -np.inf]) and np.abs(sink[sink > -np.inf]).max(initial=0) < 1e30
@@ -38,12 +34,12 @@ class Attention(Function):
         return _expected("WIN-08", query, keys, values, scale, causal=causal, logit_sink=sink)
 
 
-def _expected(clause: str, query: Any, keys: Any, values: Any, scale: float, **options: Any) -> Expected:
+def _expected(clause: str, query: Any, keys: Any, values: Any, scale: float, **options: Any) -> Expectation:
     query, keys, values = (float32(part) for part in (query, keys, values))
     if query.ndim != 3 or keys.ndim != 3 or query.shape[1] % keys.shape[1]:
         raise ValueError("shapes that do not fit")
     reach = [float(np.abs(part).max(initial=0)) for part in (query, keys)]
     if not finite(query, keys, values) or reach[0] * reach[1] * query.shape[2] * max(1.0, abs(scale)) > 1e38:
-        return Unjudged(clause)  # the scores overflow float32
+        return UnjudgedReply(clause)  # the scores overflow float32
     out, bound = attention(query, keys, values, scale=scale, **options)
-    return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+    return ExpectedArrays(clause, parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

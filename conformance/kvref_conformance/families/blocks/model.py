@@ -3,18 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from kvref_conformance.oracle.expected import (
-    Choice,
-    Expected,
-    Refused,
-    Value,
-    not_in_range,
-    refuse,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.expectations import AnyOf, ExactValue, Expectation, ExpectedError, not_in_range, refuse  # fmt: skip
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 
 
-class Blocks(Model):
+class Blocks(ReferenceModel):
     family = "blocks"
     blamed: ClassVar = {
         ("new", "num_free"): "BLOCK-01", ("allocate", "num_free"): "BLOCK-02", ("free", "num_free"): "BLOCK-04",
@@ -33,26 +26,26 @@ class Blocks(Model):
         counts: list[Look] = [(name, {}) for name in ("num_free", "num_used", "num_blocks", "utilization")]
         return counts + [("references", {"block": block}) for block in range(self.total)]
 
-    def num_blocks(self) -> Expected:
-        return Value(self.blame("num_blocks"), value=self.total)
+    def num_blocks(self) -> Expectation:
+        return ExactValue(self.blame("num_blocks"), value=self.total)
 
-    def num_free(self) -> Expected:
-        return Value(self.blame("num_free"), value=self.total - len(self.held))
+    def num_free(self) -> Expectation:
+        return ExactValue(self.blame("num_free"), value=self.total - len(self.held))
 
-    def num_used(self) -> Expected:
-        return Value(self.blame("num_used"), value=len(self.held))
+    def num_used(self) -> Expectation:
+        return ExactValue(self.blame("num_used"), value=len(self.held))
 
-    def utilization(self) -> Expected:
-        return Value(self.blame("utilization"), value=len(self.held) / self.total if self.total else 0.0)
+    def utilization(self) -> Expectation:
+        return ExactValue(self.blame("utilization"), value=len(self.held) / self.total if self.total else 0.0)
 
-    def allocate(self) -> Expected:
+    def allocate(self) -> Expectation:
         if len(self.held) == self.total:
-            return Refused("BLOCK-03", kinds=("OutOfBlocks",))
+            return ExpectedError("BLOCK-03", kinds=("OutOfBlocks",))
         says = f"a block in [0, {self.total}) not among {sorted(self.held)}"
         good = set(range(self.total)) - self.held.keys()
-        return Choice("BLOCK-02", self.did("allocate", self._take_one), says=says, accepts=lambda block: block in good)
+        return AnyOf("BLOCK-02", self.did("allocate", self._take_one), says=says, accepts=lambda block: block in good)
 
-    def allocate_many(self, count: Any) -> Expected:
+    def allocate_many(self, count: Any) -> Expectation:
         refused = self.did("allocate_many")
         if wrong := not_in_range(count, None, "PositionOutOfRange"):
             return refuse(wrong, lambda: refused(None))
@@ -61,27 +54,27 @@ class Blocks(Model):
         good = set(range(self.total)) - self.held.keys()
         then = self.did("allocate_many", self._take)
         says = f"{count} different blocks of [0, {self.total}), none of them among {sorted(self.held)}"
-        return Choice(
+        return AnyOf(
             "BLOCK-02", then, says=says, accepts=lambda blocks: len(set(blocks)) == count and set(blocks) <= good,
             length=(count, "BLOCK-07"),
         )  # fmt: skip
 
-    def share(self, block: Any) -> Expected:
+    def share(self, block: Any) -> Expectation:
         if block not in self.held:
             return self._refuse_sharing()
-        return Expected("SHARE-01", self.did("share", lambda ok: self.held.update({block: self.held[block] + 1})))
+        return Expectation("SHARE-01", self.did("share", lambda ok: self.held.update({block: self.held[block] + 1})))
 
-    def free(self, block: Any) -> Expected:
+    def free(self, block: Any) -> Expectation:
         if block not in self.held:
             return self.refuse([("BlockNotAllocated", "BLOCK-05")])
-        return Expected("BLOCK-04", self.did("free" if self.held[block] == 1 else "share", lambda ok: self._give(block)))
+        return Expectation("BLOCK-04", self.did("free" if self.held[block] == 1 else "share", lambda ok: self._give(block)))
 
-    def references(self, block: Any) -> Expected:
+    def references(self, block: Any) -> Expectation:
         if wrong := not_in_range(block, self.total, "BlockNotAllocated", "SHARE-01"):
             return self.refuse(wrong)
-        return Value(self.blame("references"), value=self.held.get(block, 0))
+        return ExactValue(self.blame("references"), value=self.held.get(block, 0))
 
-    def _refuse_sharing(self) -> Refused:
+    def _refuse_sharing(self) -> ExpectedError:
         return refuse([("BlockNotAllocated", "SHARE-02")], lambda: self.did("shared nothing")(None))
 
     def _take_one(self, block: int) -> None:

@@ -1,6 +1,10 @@
 """The family `buffers`: the buffer pool with size classes, and its buffers."""
 
+from typing import Protocol
+
 from kvref_conformance.families import Family
+from kvref_conformance.implementation_api import Numbers, Statistics
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
 
 FAMILY = Family(
     name="buffers",
@@ -9,3 +13,71 @@ FAMILY = Family(
     speaks_for=("LAW-05", "LAW-12", "LAW-16", *(f"BUF-{n:02}" for n in (*range(1, 8), 9))),
     gives={"acquire": "buffer"},
 )
+
+
+# The typed protocols of the buffer pool and of its buffers.
+
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
+ERRORS: dict[str, str] = {
+    "acquire": "BufferTooLarge PositionOutOfRange",
+    "prewarm": "ConfigError PositionOutOfRange",
+    "buffer.address": "BufferReleased",
+    "buffer.extend": "ShapeMismatch DtypeMismatch CapacityExceeded BufferReleased",
+    "buffer.values": "BufferReleased",
+    "buffer.clear": "BufferReleased",
+}
+
+
+class HeldBuffer(Protocol):
+    """The object that `buffers.acquire` returns. Requests name its operations `buffer.NAME`."""
+
+    size: int
+    capacity: int
+    length: int
+    address: int | None
+
+    def extend(self, values: Numbers) -> None: ...
+    def values(self) -> Numbers: ...
+    def clear(self) -> None: ...
+    def release(self) -> None: ...
+
+
+class BufferStats(Statistics, Protocol):
+    hits: int
+    misses: int
+    allocations: int
+    returns: int
+    drops: int
+    hit_rate: float
+    free: dict[int, int]  # size class -> number of free buffers
+
+
+class Buffers(Protocol):
+    def acquire(self, num_bytes: int) -> HeldBuffer: ...
+    def prewarm(self, size: int, count: int) -> None: ...
+    def clear(self) -> None: ...
+    def stats(self) -> BufferStats: ...
+
+
+HANDED_OUT = {"buffer": HeldBuffer}  # name in a request -> protocol
+
+
+class BuffersFactory(Protocol):
+    """The factory. It receives every size by name."""
+
+    def __call__(self, *, max_buffers: int) -> Buffers: ...
+
+
+# One call of each operation, for the self-test of a harness.
+
+
+def sample_calls(sizes: Sizes) -> SampleCalls:
+    return {
+        **on_family("buffers", {
+            "acquire": args(num_bytes=4 * sizes.dim), "prewarm": args(size=1024, count=1), "stats": args(), "clear": args(),
+        }),
+        **on_family("buffer", {
+            "size": args(), "capacity": args(), "length": args(), "address": args(), "extend": args(values=rows(sizes.dim)), "values": args(),
+            "clear": args(), "release": args(),
+        }),
+    }  # fmt: skip

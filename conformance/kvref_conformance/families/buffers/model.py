@@ -4,31 +4,31 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    Gives,
-    Refused,
-    Unjudged,
-    Value,
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    ExpectedError,
+    NewResult,
+    UnjudgedReply,
     exactly,
     float32,
     not_in_range,
     tokens_of,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Look, Model
+)
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 
-CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
+SIZE_CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
 
 
 def class_of(num_bytes: int) -> int:
     """Returns the smallest size class of at least `num_bytes`, or 0 if there is none."""
-    return next((size for size in CLASSES if num_bytes <= size), 0)
+    return next((size for size in SIZE_CLASSES if num_bytes <= size), 0)
 
 
-class Buffers(Model):
+class Buffers(ReferenceModel):
     family = "buffers"
     blamed: ClassVar = {("prewarm", "stats"): "BUF-06", "stats": "BUF-03"}
     blamed_after_refusal = "BUF-03"
@@ -37,18 +37,18 @@ class Buffers(Model):
         super().__init__()
         self.most = max_buffers
         self.hits = self.misses = self.allocations = self.returns = self.drops = 0
-        self.free = dict.fromkeys(CLASSES, 0)
+        self.free = dict.fromkeys(SIZE_CLASSES, 0)
 
     def looks(self) -> list[Look]:
         return [("stats", {})]
 
-    def acquire(self, num_bytes: Any) -> Expected:
+    def acquire(self, num_bytes: Any) -> Expectation:
         if wrong := not_in_range(num_bytes, None, "PositionOutOfRange", "BUF-01"):
             return self.refuse(wrong)
-        if num_bytes > CLASSES[-1]:
+        if num_bytes > SIZE_CLASSES[-1]:
             return self.refuse([("BufferTooLarge", "BUF-01")])
         then = self.did("acquire", lambda ok: self.take(num_bytes))
-        return Gives("BUF-01", then, says="a buffer", model=lambda: Buffer(self, num_bytes))
+        return NewResult("BUF-01", then, says="a buffer", model=lambda: Buffer(self, num_bytes))
 
     def take(self, num_bytes: int) -> None:
         """Serve one request."""
@@ -63,8 +63,8 @@ class Buffers(Model):
         self.drops += self.free[size] == self.most
         self.free[size] = min(self.most, self.free[size] + 1)
 
-    def prewarm(self, size: Any, count: Any) -> Expected:
-        wrong = [] if size in CLASSES else [("ConfigError", "BUF-06")]
+    def prewarm(self, size: Any, count: Any) -> Expectation:
+        wrong = [] if size in SIZE_CLASSES else [("ConfigError", "BUF-06")]
         if wrong := wrong + not_in_range(count, None, "PositionOutOfRange", "BUF-06"):
             return self.refuse(wrong)
 
@@ -73,12 +73,12 @@ class Buffers(Model):
             self.free[size] += more
             self.allocations += more
 
-        return Expected("BUF-06", self.did("prewarm", change))
+        return Expectation("BUF-06", self.did("prewarm", change))
 
-    def clear(self) -> Expected:
-        return Expected("BUF-09", self.did("clear", lambda ok: self.free.update(dict.fromkeys(CLASSES, 0))))
+    def clear(self) -> Expectation:
+        return Expectation("BUF-09", self.did("clear", lambda ok: self.free.update(dict.fromkeys(SIZE_CLASSES, 0))))
 
-    def stats(self) -> Expected:
+    def stats(self) -> Expectation:
         requests = self.hits + self.misses
         want = {
             "hits": self.hits, "misses": self.misses, "allocations": self.allocations, "returns": self.returns,
@@ -86,10 +86,10 @@ class Buffers(Model):
         }  # fmt: skip
         returns = "BUF-05" if self.last == "released twice" else self.blame("stats")
         clauses = {"hit_rate": "BUF-07", "returns": returns, "drops": "BUF-04"}
-        return Value(self.blame("stats"), value=want, clauses=clauses)
+        return ExactValue(self.blame("stats"), value=want, clauses=clauses)
 
 
-class Buffer(Model):
+class Buffer(ReferenceModel):
     family = "buffer"
     blamed: ClassVar = {
         ("new", "length"): "LAW-05", ("new", "values"): "LAW-05", ("extend", "values"): "BUF-02",
@@ -108,27 +108,27 @@ class Buffer(Model):
         sizes: list[Look] = [("size", {}), ("capacity", {})] if self.last == "new" else []
         return [*sizes, ("length", {}), ("values", {})] if self.held else [("values", {})]
 
-    def size(self) -> Expected:
-        return Value("BUF-01", value=self.bytes)
+    def size(self) -> Expectation:
+        return ExactValue("BUF-01", value=self.bytes)
 
-    def capacity(self) -> Expected:
-        return Value("BUF-01", value=self.bytes // 4)
+    def capacity(self) -> Expectation:
+        return ExactValue("BUF-01", value=self.bytes // 4)
 
-    def length(self) -> Expected:
-        return Value(self.blame("length"), value=len(self._values())) if self.held else Unjudged("BUF-09")
+    def length(self) -> Expectation:
+        return ExactValue(self.blame("length"), value=len(self._values())) if self.held else UnjudgedReply("BUF-09")
 
-    def address(self) -> Expected:
-        return Unjudged("BUF-02")
+    def address(self) -> Expectation:
+        return UnjudgedReply("BUF-02")
 
     def _values(self) -> NDArray:
         return np.concatenate([np.zeros(0, np.float32), *self.written])
 
-    def values(self) -> Expected:
+    def values(self) -> Expectation:
         if not self.held:
-            return Refused("BUF-09", kinds=("BufferReleased",))
-        return Arrays(self.blame("values"), parts=(exactly(self._values()),))
+            return ExpectedError("BUF-09", kinds=("BufferReleased",))
+        return ExpectedArrays(self.blame("values"), parts=(exactly(self._values()),))
 
-    def extend(self, values: Any) -> Expected:
+    def extend(self, values: Any) -> Expectation:
         wrong = [(kind, "BUF-09") for kind, _ in wrong_arrays((values, (None,)))]
         written = len(self._values()) if self.held else 0
         if not self.held:
@@ -137,18 +137,18 @@ class Buffer(Model):
             wrong.append(("CapacityExceeded", "BUF-09"))
         if wrong:
             return self.refuse(wrong)
-        return Expected("BUF-09", self.did("extend", lambda ok: self.written.append(float32(values))))
+        return Expectation("BUF-09", self.did("extend", lambda ok: self.written.append(float32(values))))
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         if not self.held:
             return self.refuse([("BufferReleased", "BUF-09")])
-        return Expected("BUF-09", self.did("clear", lambda ok: self.written.clear()))
+        return Expectation("BUF-09", self.did("clear", lambda ok: self.written.clear()))
 
-    def release(self) -> Expected:
+    def release(self) -> Expectation:
         def change(ok: Any) -> None:
             self.pool.last = "release" if self.held else "released twice"
             if self.held:
                 self.pool.give_back(self.bytes)
             self.held = False
 
-        return Expected("BUF-05", self.did("release", change))
+        return Expectation("BUF-05", self.did("release", change))

@@ -5,16 +5,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attended, wrong_query
-from kvref_conformance.oracle.channels import cache_bytes, counts, joined, key_groups
-from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    TakenOrRefused,
-    Unjudged,
-    Value,
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    UnjudgedReply,
     Wrong,
     exactly,
     finite,
@@ -23,15 +21,17 @@ from kvref_conformance.oracle.expected import (
     not_in_range,
     tokens_of,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.groups import scale_dtype
-from kvref_conformance.oracle.model import Look, Model
-from kvref_conformance.oracle.rows import Reads, read_as
+)
+from kvref_conformance.oracle.formats.kivi import cache_bytes, counts, joined, key_groups
+from kvref_conformance.oracle.formats.per_group import scale_dtype
+from kvref_conformance.oracle.formats.per_row import ExpectedReads, read_as
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 
 LARGE = {"float32": 2.0**126, "bfloat16": 2.0**126, "float16": 65520.0}  # groups may not be able to store larger numbers
 
 
-class Channels(Model):
+class Channels(ReferenceModel):
     family = "channels"
     blamed: ClassVar = {
         **{("clear", seen): "LAW-05" for seen in ("length", "read", "quantized_keys", "quantized_values")},
@@ -60,19 +60,19 @@ class Channels(Model):
         names = ("length", "quantized_keys", "quantized_values", "memory_bytes")
         return [*((name, {}) for name in names), ("read", {"positions": list(range(len(self)))})]
 
-    def length(self) -> Expected:
-        return Value(self.blame("length"), value=len(self))
+    def length(self) -> Expectation:
+        return ExactValue(self.blame("length"), value=len(self))
 
-    def quantized_keys(self) -> Expected:
-        return Value(self.blame("quantized_keys"), value=len(self.quantized[0].values))
+    def quantized_keys(self) -> Expectation:
+        return ExactValue(self.blame("quantized_keys"), value=len(self.quantized[0].values))
 
-    def quantized_values(self) -> Expected:
-        return Value(self.blame("quantized_values"), value=len(self.quantized[1].values))
+    def quantized_values(self) -> Expectation:
+        return ExactValue(self.blame("quantized_values"), value=len(self.quantized[1].values))
 
-    def memory_bytes(self) -> Expected:
-        return Value("KIVI-05", value=cache_bytes(len(self), *self.row, self.residual, self.format, self.dtype))
+    def memory_bytes(self) -> Expectation:
+        return ExactValue("KIVI-05", value=cache_bytes(len(self), *self.row, self.residual, self.format, self.dtype))
 
-    def append(self, keys: Any, values: Any) -> Expected:
+    def append(self, keys: Any, values: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         held = [round_to(float32(part), self.dtype) for part in (keys, values)]
         too_many = [("CapacityExceeded", "KIVI-07")] if len(self) + tokens_of(*given) > self.room else []
@@ -89,8 +89,8 @@ class Channels(Model):
         if not finite(*held):
             return self.refuse([("NonFinite", "KIVI-06")])
         if self._unstorable(held):
-            return TakenOrRefused("KIVI-06", self.did("append", taken), refused=lambda: self.did("refused")(None))
-        return Expected("KIVI-06" if self.unknown else "KIVI-07", self.did("append", change))
+            return AcceptedOrError("KIVI-06", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expectation("KIVI-06" if self.unknown else "KIVI-07", self.did("append", change))
 
     def _unstorable(self, held: Sequence[NDArray]) -> Wrong:
         """Returns the errors that these numbers, rounded to `dtype`, permit in addition to those of the call."""
@@ -106,14 +106,14 @@ class Channels(Model):
         more = key_groups(self.keys[old_keys:new_keys], self.format), read_as(self.values[old_values:new_values], self.format)
         self.quantized = joined(self.quantized[0], more[0]), joined(self.quantized[1], more[1])
 
-    def read(self, positions: Sequence[int]) -> Expected:
+    def read(self, positions: Sequence[int]) -> Expectation:
         wrong = [each for p in positions for each in not_in_range(p, len(self), "PositionOutOfRange", "LAW-05")]
         if wrong:
             return self.refuse(wrong)
         if self.unknown:
-            return Unjudged("LAW-14")
+            return UnjudgedReply("LAW-14")
         chosen = list(positions)
-        parts = [Reads(part.values[chosen], part.slack[chosen]) for part in self._reads()]
+        parts = [ExpectedReads(part.values[chosen], part.slack[chosen]) for part in self._reads()]
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             position = chosen[index[0]]
@@ -125,19 +125,19 @@ class Channels(Model):
                 return "LAW-04" if position >= len(self) - self.came else "KIVI-02"
             return "KIVI-03" if position < self.older else "KIVI-01"
 
-        return Arrays("KIVI-01", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
+        return ExpectedArrays("KIVI-01", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
 
-    def _reads(self) -> tuple[Reads, Reads]:
+    def _reads(self) -> tuple[ExpectedReads, ExpectedReads]:
         keys, values = self.quantized
         full = exactly(self.keys[len(keys.values) :]), exactly(self.values[len(values.values) :])
         return joined(keys, full[0]), joined(values, full[1])
 
-    def attend(self, query: Any, scale: float) -> Expected:
+    def attend(self, query: Any, scale: float) -> Expectation:
         if wrong := wrong_query(query, *self.row):
             return self.refuse(wrong)
-        return Unjudged("ATTN-10") if self.unknown else attended("ATTN-10", query, *self._reads(), scale)
+        return UnjudgedReply("ATTN-10") if self.unknown else attended("ATTN-10", query, *self._reads(), scale)
 
-    def truncate(self, length: Any) -> Expected:
+    def truncate(self, length: Any) -> Expectation:
         if wrong := not_in_range(length, len(self) + 1, "PositionOutOfRange", "EDIT-02"):
             return self.refuse(wrong)
 
@@ -145,7 +145,8 @@ class Channels(Model):
             quantized = counts(length, self.residual)
             self.keys, self.values = self.keys[:length], self.values[:length]
             keys, values = (
-                Reads(part.values[:count], part.slack[:count]) for part, count in zip(self.quantized, quantized, strict=True)
+                ExpectedReads(part.values[:count], part.slack[:count])
+                for part, count in zip(self.quantized, quantized, strict=True)
             )
             self.quantized = keys, values
             self.most, self.went_back = (self.most, True) if length else (0, False)
@@ -153,13 +154,13 @@ class Channels(Model):
 
         then = self.did("truncate", change)
         if length in (0, len(self)) or self.most < self.residual or length >= self.most - self.rollback:
-            return Expected("EDIT-02" if length == len(self) else "KIVI-08", then)
-        return TakenOrRefused("KIVI-08", then, kinds=("NotTruncatable",), refused=lambda: self.did("refused")(None))
+            return Expectation("EDIT-02" if length == len(self) else "KIVI-08", then)
+        return AcceptedOrError("KIVI-08", then, kinds=("NotTruncatable",), refused=lambda: self.did("refused")(None))
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         def change(ok: Any) -> None:
             none = np.zeros((0, *self.row), np.float32)
             self.keys, self.values, self.quantized = none, none, (exactly(none), exactly(none))
             self.most, self.went_back, self.unknown = 0, False, False
 
-        return Expected("LAW-05", self.did("clear", change))
+        return Expectation("LAW-05", self.did("clear", change))

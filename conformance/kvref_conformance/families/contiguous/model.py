@@ -5,13 +5,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    TakenOrRefused,
-    Value,
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
     Wrong,
     exactly,
     finite,
@@ -20,13 +19,14 @@ from kvref_conformance.oracle.expected import (
     not_in_range,
     tokens_of,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Look, Model
+)
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 
 SEEN = ("seq_len", "capacity", "read", "raw")
 
 
-class Contiguous(Model):
+class Contiguous(ReferenceModel):
     family = "contiguous"
     blamed: ClassVar = {
         ("new", "seq_len"): "CONTIG-01", ("new", "capacity"): "CONTIG-01",
@@ -52,26 +52,26 @@ class Contiguous(Model):
     def looks(self) -> list[Look]:
         return [("seq_len", {}), ("capacity", {}), ("read", {}), ("raw", {})]
 
-    def seq_len(self) -> Expected:
-        return Value(self.blame("seq_len"), value=len(self.tokens))
+    def seq_len(self) -> Expectation:
+        return ExactValue(self.blame("seq_len"), value=len(self.tokens))
 
-    def capacity(self) -> Expected:
+    def capacity(self) -> Expectation:
         def note(ok: Any) -> None:
             self.says_capacity = True
 
-        return Value(self.blame("capacity"), note, value=self.room)
+        return ExactValue(self.blame("capacity"), note, value=self.room)
 
-    def append(self, keys: Any, values: Any) -> Expected:
+    def append(self, keys: Any, values: Any) -> Expectation:
         return self._append("append", keys, values)
 
-    def append_fused(self, key_values: Any) -> Expected:
+    def append_fused(self, key_values: Any) -> Expectation:
         batch, heads, dim = self.sizes
         given = key_values, (2, batch, heads, None, dim)
         if wrong := wrong_arrays(given):
             return self.refuse(wrong + self._too_many(tokens_of(given)) + not_finite(key_values))
         return self._append("append_fused", key_values[0], key_values[1])
 
-    def _append(self, name: str, keys: Any, values: Any) -> Expected:
+    def _append(self, name: str, keys: Any, values: Any) -> Expectation:
         batch, heads, dim = self.sizes
         shape = batch, heads, None, dim
         given = (keys, shape), (values, shape)
@@ -89,18 +89,18 @@ class Contiguous(Model):
 
         then = self.did("grown" if total > self.room else name, change)
         clause = "CONTIG-09" if name == "append_fused" else "CONTIG-06" if total == self.most else "CONTIG-02"
-        return Expected(clause, then) if finite(keys, values) else TakenOrRefused(clause, then)
+        return Expectation(clause, then) if finite(keys, values) else AcceptedOrError(clause, then)
 
     def _too_many(self, count: int) -> Wrong:
         return [("CapacityExceeded", "CONTIG-06")] if len(self.tokens) + count > self.most else []
 
-    def read(self) -> Expected:
+    def read(self) -> Expectation:
         return self._arrays("read", ())
 
-    def raw(self) -> Expected:
+    def raw(self) -> Expectation:
         return self._arrays("raw", (slice(None), slice(None), slice(0, len(self.tokens))))
 
-    def _arrays(self, name: str, used: tuple[slice, ...]) -> Expected:
+    def _arrays(self, name: str, used: tuple[slice, ...]) -> Expectation:
         batch, heads, dim = self.sizes
         unknown = np.zeros((batch, heads, dim), np.float32)
         parts = [[unknown if token is None else token[which] for token in self.tokens] for which in (0, 1)]
@@ -116,7 +116,7 @@ class Contiguous(Model):
                 return "EDIT-08"
             return "CONTIG-12" if self._nearly(index, new, got) else "CONTIG-09" if self.last == "append_fused" else "LAW-04"
 
-        return Arrays(
+        return ExpectedArrays(
             self.blame(name), names=("keys", "values"), parts=(exactly(stacked[0]), exactly(stacked[1])), used=used, shape=shape,
             unsure=unsure if unsure.any() else None, codes_of=self.dtype if name == "raw" else "",
             clause_at=clause_at,
@@ -133,20 +133,20 @@ class Contiguous(Model):
         twins = [each for each, origin in enumerate(self.origins) if origin == self.origins[row] and each != row]
         return any(part[(twin, *place)] == got[index] for twin in twins for part in stacked)
 
-    def advance(self, count: int) -> Expected:
+    def advance(self, count: int) -> Expectation:
         if wrong := not_in_range(count, None, "PositionOutOfRange"):
             return self.refuse(wrong)
         if len(self.tokens) + count > self.room:
             return self.refuse([("CapacityExceeded", "CONTIG-10")])
-        return Expected("CONTIG-10", self.did("advance", lambda ok: self.tokens.extend([None] * count)))
+        return Expectation("CONTIG-10", self.did("advance", lambda ok: self.tokens.extend([None] * count)))
 
-    def truncate(self, length: Any) -> Expected:
+    def truncate(self, length: Any) -> Expectation:
         if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
             return self.refuse(wrong)
         clause = "EDIT-02" if length == len(self.tokens) else "EDIT-01"
-        return Expected(clause, self.did("truncate", lambda ok: self.tokens.__delitem__(slice(length, None))))
+        return Expectation(clause, self.did("truncate", lambda ok: self.tokens.__delitem__(slice(length, None))))
 
-    def reorder(self, rows: Sequence[Any]) -> Expected:
+    def reorder(self, rows: Sequence[Any]) -> Expectation:
         batch, heads, dim = self.sizes
         wrong = [each for row in rows for each in not_in_range(row, batch, "RowOutOfRange", "EDIT-09")]
         if wrong:
@@ -158,7 +158,7 @@ class Contiguous(Model):
             self.sizes, self.origins = (len(rows), heads, dim), list(rows)
             self.tokens = [token and (token[0][self.origins], token[1][self.origins]) for token in self.tokens]
 
-        return Expected("EDIT-07", self.did("reorder", change))
+        return Expectation("EDIT-07", self.did("reorder", change))
 
-    def reset(self) -> Expected:
-        return Expected("CONTIG-11", self.did("reset", lambda ok: self.tokens.clear()))
+    def reset(self) -> Expectation:
+        return Expectation("CONTIG-11", self.did("reset", lambda ok: self.tokens.clear()))

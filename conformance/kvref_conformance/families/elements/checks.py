@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, same, true
-from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import held
-from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.oracle import elements as oracle
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import small_floats as oracle
 from kvref_conformance.outcome import Broken
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, true
+from kvref_conformance.testlib.fixtures import round_to_input_dtype
+from kvref_conformance.testlib.registry import check
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 CODES = np.arange(256, dtype=np.uint8)
@@ -26,7 +26,7 @@ def every_upper_half(subject: Subject) -> NDArray:
 
 def finite(subject: Subject, values: NDArray) -> NDArray:
     """Returns values rounded to the dtype of the inputs, without those that overflow it."""
-    narrow = held(subject, values)
+    narrow = round_to_input_dtype(subject, values)
     return narrow[np.isfinite(narrow)]
 
 
@@ -51,7 +51,7 @@ def same_codes(subject: Subject, values: NDArray, format: str, what: str) -> Non
 @check("FMT-FP8-01", "elements")
 def every_code_has_its_value(subject: Subject) -> None:
     for name in subject.formats(*FP8):
-        same(decoded(subject, CODES, name), oracle.decoded(name), f"values of the 256 {name} codes")
+        assert_same(decoded(subject, CODES, name), oracle.decoded(name), f"values of the 256 {name} codes")
 
 
 @check("FMT-FP8-02a", "elements")
@@ -70,7 +70,7 @@ def values_round_to_the_nearest_code_in_one_step(subject: Subject) -> None:
 def zeros_keep_their_sign(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         tiny = finite(subject, np.array([0.0, -0.0, 1e-30, -1e-30]))
-        equal(encoded(subject, tiny, name).tolist(), [0x00, 0x80, 0x00, 0x80], f"{name} codes of +-0 and +-1e-30")
+        assert_equal(encoded(subject, tiny, name).tolist(), [0x00, 0x80, 0x00, 0x80], f"{name} codes of +-0 and +-1e-30")
 
 
 @check("FMT-FP8-03", "elements")
@@ -79,16 +79,18 @@ def what_is_past_448_saturates(subject: Subject) -> None:
     past = finite(subject, np.array([448.0, 463.9, 464.0, 464.00003, 480.0, 6e4, 1e6, 3e38, 3.4028235e38]))
     for sign, code in ((1, 0x7E), (-1, 0xFE)):
         want = np.full(len(past), code, np.uint8)
-        same(encoded(subject, sign * past, "float8_e4m3fn"), want, f"codes of {sign} * {past.tolist()}")
+        assert_same(encoded(subject, sign * past, "float8_e4m3fn"), want, f"codes of {sign} * {past.tolist()}")
 
 
 @check("FMT-FP8-04ab", "elements")
 def what_rounds_past_57344_is_infinite(subject: Subject) -> None:
     subject.formats("float8_e5m2")
-    near = held(subject, np.array([57344.0, 57345.0, 61184.0, 61408.0, 61439.996, 61440.0, 65536.0, 3.4028235e38, np.inf]))
+    near = round_to_input_dtype(
+        subject, np.array([57344.0, 57345.0, 61184.0, 61408.0, 61439.996, 61440.0, 65536.0, 3.4028235e38, np.inf])
+    )
     for sign, bit in ((1, 0), (-1, 0x80)):
         want = np.where(near < 61440, 0x7B, 0x7C) | bit
-        same(encoded(subject, sign * near, "float8_e5m2"), want.astype(np.uint8), f"codes of {sign} * {near.tolist()}")
+        assert_same(encoded(subject, sign * near, "float8_e5m2"), want.astype(np.uint8), f"codes of {sign} * {near.tolist()}")
 
 
 @check("FMT-FP8-05ab", "elements")
@@ -104,7 +106,7 @@ def a_nan_stays_a_nan(subject: Subject) -> None:
 def encoding_a_value_gives_its_code_back(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         numbers = CODES[~np.isnan(oracle.decoded(name))]
-        same(encoded(subject, decoded(subject, numbers, name), name), numbers, f"{name} codes after decode and encode")
+        assert_same(encoded(subject, decoded(subject, numbers, name), name), numbers, f"{name} codes after decode and encode")
 
 
 @check("FMT-FP8-07", "elements")
@@ -122,9 +124,9 @@ def larger_values_have_larger_codes(subject: Subject) -> None:
 def casts_round_to_nearest_even(subject: Subject) -> None:
     for name in subject.formats("float16", "bfloat16"):
         near = oracle.ties_and_neighbours(name)
-        values = held(subject, np.concatenate([near[:: max(1, len(near) // 20000)], every_upper_half(subject)]))
+        values = round_to_input_dtype(subject, np.concatenate([near[:: max(1, len(near) // 20000)], every_upper_half(subject)]))
         got = decoded(subject, encoded(subject, values, name), name)
-        same(got, oracle.round_to(values, name), f"values cast to {name}")
+        assert_same(got, oracle.round_to(values, name), f"values cast to {name}")
 
 
 @check("FMT-CAST-01bc", "elements")
@@ -135,6 +137,20 @@ def casts_keep_subnormals_and_overflow_to_infinity(subject: Subject) -> None:
     }
     for name in subject.formats("float16", "bfloat16"):
         values, want = np.array(cases[name][0], np.float32), [*cases[name][1], oracle.MAX[name], np.inf, -np.inf]
-        can_be = held(subject, values) == values
+        can_be = round_to_input_dtype(subject, values) == values
         got = decoded(subject, encoded(subject, values[can_be], name), name)
-        same(got, np.array(want, np.float32)[can_be], f"{values[can_be].tolist()} cast to {name}")
+        assert_same(got, np.array(want, np.float32)[can_be], f"{values[can_be].tolist()} cast to {name}")
+
+
+# Checks of LAW-14 for this family.
+
+
+@check("LAW-14", "elements")
+def an_infinity_never_decodes_to_a_number(subject: Subject) -> None:
+    elements = subject.new("elements")
+    for name in subject.formats("float8_e4m3fn", "float8_e5m2"):
+        special = np.array([np.nan, np.inf, -np.inf], np.float32)
+        got = elements.decode(elements.encode(special, name), name)
+        for value, back in zip(special, got, strict=True):
+            if np.isfinite(back):
+                raise Broken(f"{value} encoded and decoded in {name}", "a value that is not finite", repr(float(back)))

@@ -2,34 +2,27 @@
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements
-from kvref_conformance.oracle.expected import (
-    CODED,
-    Arrays,
-    Expected,
-    exactly,
-    float32,
-    wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Function
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import CODED, Expectation, ExpectedArrays, exactly, float32, wrong_arrays  # fmt: skip
+from kvref_conformance.oracle.formats import small_floats
+from kvref_conformance.oracle.reference_model import FunctionModel
 
 
-class Elements(Function):
+class Elements(FunctionModel):
     family = "elements"
 
-    def encode(self, values: NDArray, format: str) -> Expected:
+    def encode(self, values: NDArray, format: str) -> Expectation:
         if wrong_arrays((values, (None,))):
             raise ValueError("values: expected another shape or dtype")
         x = float32(values)
         if format in CODED:  # codes have any dtype that decode accepts
-            return Arrays("FMT-CAST-01", parts=(exactly(elements.round_to(x, format)),), codes_of=format)
-        codes = elements.encode(x, format)
-        nan = np.isnan(elements.decoded(format)[codes])  # NaN has several codes; each is right
-        return Arrays("FMT-FP8-02", parts=(exactly(codes),), unsure=nan if nan.any() else None)
+            return ExpectedArrays("FMT-CAST-01", parts=(exactly(small_floats.round_to(x, format)),), codes_of=format)
+        codes = small_floats.encode(x, format)
+        nan = np.isnan(small_floats.decoded(format)[codes])  # NaN has several codes; each is right
+        return ExpectedArrays("FMT-FP8-02", parts=(exactly(codes),), unsure=nan if nan.any() else None)
 
-    def decode(self, codes: NDArray, format: str) -> Expected:
+    def decode(self, codes: NDArray, format: str) -> Expectation:
         if format in CODED and codes.dtype.kind not in "iu":
-            return Arrays("FMT-CAST-01", parts=(exactly(float32(codes)),))
-        values = elements.decoded(format)[codes.astype(np.int64)]
-        return Arrays("FMT-CAST-01" if format in CODED else "FMT-FP8-01", parts=(exactly(values),))
+            return ExpectedArrays("FMT-CAST-01", parts=(exactly(float32(codes)),))
+        values = small_floats.decoded(format)[codes.astype(np.int64)]
+        return ExpectedArrays("FMT-CAST-01" if format in CODED else "FMT-FP8-01", parts=(exactly(values),))

@@ -1,19 +1,19 @@
 """ENG: whole engines. Each clause is checked by the tokens that a canary model generates."""
 
-from kvref_conformance.checking.expect import equal, raises, true
-from kvref_conformance.checking.registry import check
-from kvref_conformance.conversation.derived import refused_whole
-from kvref_conformance.conversation.exchange import error_of
-from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.engine.told import Talk
+from kvref_conformance.calls.derived_operations import refused_whole
+from kvref_conformance.calls.messages import error_of
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families.engine.fixture import EngineFixture
 from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, raises, true
+from kvref_conformance.testlib.registry import check
 
 MANY = 64  # sessions after which a cache counts as unbounded
 
 
 @check("ENG-01a", "engine")
 def a_period_is_repeated_to_the_end_of_the_context(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt())
     talk.goes_on(session, talk.canary.context - len(talk.told[session].tokens), "generating until the context is full")
 
@@ -21,7 +21,7 @@ def a_period_is_repeated_to_the_end_of_the_context(subject: Subject) -> None:
 @check("ENG-01b", "engine")
 def what_came_next_is_recalled(subject: Subject) -> None:
     subject.need(recalls=1)
-    talk = Talk(subject, recalls=1)
+    talk = EngineFixture(subject, recalls=1)
     prompt = talk.prompt(40)
     session = talk.begin([*prompt, prompt[2]])
     talk.goes_on(session, len(prompt) - 3, "repeating its prompt after a second copy of the prompt's third token")
@@ -29,7 +29,7 @@ def what_came_next_is_recalled(subject: Subject) -> None:
 
 @check("ENG-02", "engine")
 def together_they_say_what_each_says_alone(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     sessions = [talk.begin(talk.prompt(talk.canary.period + more)) for more in (0, 7, 16)]
     talk.together(sessions, 12, "in steps of three sessions of different lengths")
     talk.together(sessions[::-1][:2], 12, "in steps of two of the sessions, in another order")
@@ -39,7 +39,7 @@ def together_they_say_what_each_says_alone(subject: Subject) -> None:
 @check("ENG-03", "engine")
 def a_prompt_in_pieces_is_one_prompt(subject: Subject) -> None:
     for size in (1, 7, 16, 17):
-        talk = Talk(subject)
+        talk = EngineFixture(subject)
         prompt = talk.prompt()
         session = talk.begin(*(prompt[start : start + size] for start in range(0, len(prompt), size)))
         talk.goes_on(session, 20, f"after a prompt that was appended in chunks of size {size}")
@@ -47,7 +47,7 @@ def a_prompt_in_pieces_is_one_prompt(subject: Subject) -> None:
 
 @check("ENG-04", "engine")
 def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     period = talk.canary.period
     prompt = talk.prompt(period + 1)  # hardly more than the tokens that the canary attends to
     living = talk.begin(prompt)
@@ -65,7 +65,7 @@ def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
 
 @check("ENG-04", "engine")
 def two_go_on_together_from_one_that_was_there(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     period = talk.canary.period
     for more in (5, 12):  # the shared prefix ends inside a block
         first = talk.begin(talk.prompt(period + more))
@@ -80,7 +80,7 @@ def two_go_on_together_from_one_that_was_there(subject: Subject) -> None:
 
 @check("ENG-05a", "engine")
 def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt())
     talk.together([staying, going], 5, "in steps of two sessions, before one is closed")
     talk.close(going)
@@ -91,7 +91,7 @@ def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
 
 @check("ENG-05b", "engine")
 def one_that_is_cut_off_while_it_speaks_is_as_before(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt(talk.canary.period + 9))
     for count in (1, 8, talk.canary.period):
         talk.engine.cancel(going, count)
@@ -105,7 +105,7 @@ def one_that_is_cut_off_while_it_speaks_is_as_before(subject: Subject) -> None:
 
 @check("ENG-06ab", "engine")
 def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
-    talk = Talk(subject, cache_tokens=3 * subject.size("context", 128))
+    talk = EngineFixture(subject, cache_tokens=3 * subject.size("context", 128))
     sessions = list[int]()
     for _ in range(MANY):
         try:
@@ -142,7 +142,7 @@ def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
         _goes_on_or_waits(talk, session, "after two other sessions of a full cache were closed")
 
 
-def _goes_on_or_waits(talk: Talk, session: int, what: str) -> None:
+def _goes_on_or_waits(talk: EngineFixture, session: int, what: str) -> None:
     """Check that the session generates the right tokens or raises OutOfBlocks."""
     try:
         talk.goes_on(session, 5, what)
@@ -154,7 +154,7 @@ def _goes_on_or_waits(talk: Talk, session: int, what: str) -> None:
 
 @check("ENG-07a", "engine")
 def a_conversation_goes_on(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt())
     for turn in range(4):
         talk.goes_on(session, 7, f"in turn {turn} of a conversation")
@@ -164,7 +164,7 @@ def a_conversation_goes_on(subject: Subject) -> None:
 
 @check("ENG-07b", "engine")
 def an_early_turn_may_be_another(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     prompt = talk.prompt(talk.canary.period + 20)
     session = talk.begin(prompt)
     talk.goes_on(session, 10, "in a first conversation")
@@ -176,7 +176,7 @@ def an_early_turn_may_be_another(subject: Subject) -> None:
 
 @check("ENG-08a", "engine")
 def forks_go_their_own_ways(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     for more in (0, 5, 14):  # last block full, partly filled, one slot free
         parent = talk.begin(talk.prompt(talk.canary.period + more))
         child = talk.fork(parent)
@@ -194,7 +194,7 @@ def forks_go_their_own_ways(subject: Subject) -> None:
 
 @check("ENG-08b", "engine")
 def several_answers_to_one_prompt_are_one(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     other = talk.begin(talk.prompt())
     for more, n in ((0, 2), (5, 3), (14, 2)):
         session = talk.begin(talk.prompt(talk.canary.period + more))
@@ -206,7 +206,7 @@ def several_answers_to_one_prompt_are_one(subject: Subject) -> None:
 
 @check("ENG-09", "engine")
 def a_draft_that_is_taken_back_leaves_nothing(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt())
     for length in (1, 3, 16, 5):
         before = len(talk.told[session].tokens)
@@ -217,15 +217,15 @@ def a_draft_that_is_taken_back_leaves_nothing(subject: Subject) -> None:
 
 @check("ENG-10ad", "engine")
 def a_session_is_a_list_of_tokens(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 30))
-    equal(talk.engine.length(session), len(talk.told[session].tokens), "length of a session")
+    assert_equal(talk.engine.length(session), len(talk.told[session].tokens), "length of a session")
     for length in (talk.canary.period + 20, 16 * (talk.canary.period // 16) + 1, 16):
         talk.truncate(session, length)
-        equal(talk.engine.length(session), length, f"length after truncate to {length} tokens")
+        assert_equal(talk.engine.length(session), length, f"length after truncate to {length} tokens")
         talk.tell(session, talk.prompt()[1:])
         talk.goes_on(session, 10, f"after truncate to {length} tokens and extend")
-        equal(
+        assert_equal(
             talk.engine.length(session),
             length + talk.canary.period + 15,
             f"length after truncate to {length} tokens, extend and generate",
@@ -245,7 +245,7 @@ def a_session_is_a_list_of_tokens(subject: Subject) -> None:
 
 @check("ENG-10bd", "engine")
 def tokens_may_go_from_the_middle(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 30))
     for before, count in ((20, 4), (31, 16), (2, 1), (9, 0)):  # tokens that the canary attends to afterwards
         start = len(talk.told[session].tokens) - before
@@ -260,7 +260,7 @@ def tokens_may_go_from_the_middle(subject: Subject) -> None:
 
 @check("ENG-10cd", "engine")
 def what_was_saved_is_as_it_was(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 7))
     talk.goes_on(session, 3, "before save")
     saved, then = int(talk.engine.save(session)), talk.told[session].copy()
@@ -280,7 +280,7 @@ def what_was_saved_is_as_it_was(subject: Subject) -> None:
 
 @check("ENG-11ab", "engine")
 def the_end_of_the_context_stops_it(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt())
     talk.goes_on(
         session,
@@ -309,29 +309,29 @@ def the_end_of_the_context_stops_it(subject: Subject) -> None:
             type(error).__name__,
         )
         talk.goes_on(session, 2, "generating the last 2 tokens of the context, after CapacityExceeded")
-    equal(talk.engine.length(session), talk.canary.context, "length at the end of the context")
+    assert_equal(talk.engine.length(session), talk.canary.context, "length at the end of the context")
 
 
 @check("ENG-11c", "engine")
 def a_step_past_the_end_of_the_context_changes_no_session(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     full, other = talk.begin(talk.prompt()), talk.begin(talk.prompt())
     talk.goes_on(full, talk.canary.context - len(talk.told[full].tokens), "generating until the end of the context")
     for sessions in ([full], [other, full]):
         with raises("CapacityExceeded"):
             talk.engine.step(sessions)
-    equal(talk.engine.length(full), talk.canary.context, "length at the end of the context")
+    assert_equal(talk.engine.length(full), talk.canary.context, "length at the end of the context")
     talk.goes_on(other, 3, "after a step with a session at the end of its context raised CapacityExceeded")
 
 
 @check("LAW-11", "engine")
 def a_token_that_there_is_not_is_refused(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     session = talk.begin(talk.prompt())
     for wrong in subject.integers(talk.canary.vocabulary, -1, 10**6):
         with raises("TokenOutOfRange"):
             talk.engine.extend(session, [*talk.prompt(2)[1:], wrong])
-        equal(
+        assert_equal(
             talk.engine.length(session),
             len(talk.told[session].tokens),
             f"length after extend with token {wrong} raised TokenOutOfRange",
@@ -343,7 +343,7 @@ def a_token_that_there_is_not_is_refused(subject: Subject) -> None:
 
 @check("ENG-12", "engine")
 def no_session_says_anothers_token(subject: Subject) -> None:
-    talk = Talk(subject)
+    talk = EngineFixture(subject)
     share = talk.canary.words // 4
     alphabets = [range(number * share, (number + 1) * share) for number in range(4)]
     sessions = [talk.begin(talk.prompt(among=alphabet)) for alphabet in alphabets]
@@ -358,7 +358,36 @@ def no_session_says_anothers_token(subject: Subject) -> None:
 def a_window_sees_exactly_its_tokens(subject: Subject) -> None:
     subject.need(window=1)
     for window in (16, 17, 31):
-        talk = Talk(subject, window=window)
+        talk = EngineFixture(subject, window=window)
         session = talk.begin(talk.prompt())
         room = talk.canary.context - len(talk.told[session].tokens)
         talk.goes_on(session, min(talk.canary.period + 20, room), f"with a window of {talk.engine.config['window']} tokens")
+
+
+# LAW-18: engines of production sizes.
+
+AT_ONCE = 512  # prompt tokens per call, because each call has a time limit of seconds
+
+
+@check("LAW-18", "engine")
+def hundreds_of_tokens_are_read_by_many_heads(subject: Subject) -> None:
+    _two_talk(subject, heads=8, context=512)
+
+
+@check("LAW-18", "engine", real=True)
+def thousands_of_tokens_are_read_by_many_heads(subject: Subject) -> None:
+    _two_talk(subject, heads=32, context=4096)
+
+
+def _two_talk(subject: Subject, heads: int, context: int) -> None:
+    """Two sessions generate with periods of many blocks, just below and just above a block boundary."""
+    for period in (context // 2 - 1, context // 4 + 1):
+        talk = EngineFixture(
+            subject, num_kv_heads=8, num_query_heads=heads, head_dim=128, context=context, period=period,
+            cache_tokens=2 * subject.size("context", context),
+        )  # fmt: skip
+        prompts = [talk.prompt(talk.canary.period + more) for more in (1, 20)]
+        first, second = (talk.begin(*(prompt[at : at + AT_ONCE] for at in range(0, len(prompt), AT_ONCE))) for prompt in prompts)
+        for _ in range(4):
+            talk.goes_on(first, 4, f"with a period of {talk.canary.period} tokens")
+        talk.together([second, first], 6, "in steps of two long sessions")

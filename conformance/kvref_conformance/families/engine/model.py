@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvref.canary import Canary, Oracle, sized
-from kvref_conformance.conversation.exchange import show
-from kvref_conformance.oracle.expected import Choice, Expected, TakenOrRefused, Value, not_in_range
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.calls.messages import show
+from kvref_conformance.oracle.expectations import AcceptedOrError, AnyOf, ExactValue, Expectation, not_in_range
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 from kvref_conformance.outcome import Broken
 
 COARSEST = 64  # largest assumed block size: rounding up to blocks may cost each session up to this number of tokens
@@ -20,7 +20,7 @@ PREFIX = 8  # number of equal first tokens from which two sessions count as shar
 
 
 @dataclass
-class Session:
+class SessionModel:
     """tokens: prompt tokens and generated tokens. next: the required next token, or None if it depends on rounding or there are
     no tokens.
 
@@ -41,8 +41,8 @@ class Session:
     def blame(self, clause: str) -> None:
         self.clause = max(self.clause, clause, key=BLAMED.index)
 
-    def copy(self) -> "Session":
-        return Session(self.oracle.upto(len(self.tokens)), list(self.tokens), self.next, self.clause, self.spoke)
+    def copy(self) -> "SessionModel":
+        return SessionModel(self.oracle.upto(len(self.tokens)), list(self.tokens), self.next, self.clause, self.spoke)
 
     def goes_on(self, count: int) -> list[int] | None:
         """The next `count` tokens, or None if one of them depends on rounding."""
@@ -67,10 +67,10 @@ def shown(said: Sequence[int], last: int) -> str:
 
 
 @dataclass(frozen=True)
-class Says(TakenOrRefused):
+class GeneratedTokens(AcceptedOrError):
     """`each` tokens of every session, concatenated. short: whether the end of the context limits their number."""
 
-    sessions: Sequence[Session] = ()
+    sessions: Sequence[SessionModel] = ()
     each: int = 0
     short: bool = False
 
@@ -93,7 +93,7 @@ class Says(TakenOrRefused):
 
 
 @dataclass(frozen=True)
-class NewOrRefused(TakenOrRefused):
+class NewOrRefused(AcceptedOrError):
     """A new session number, or an error because the cache is full. others: the numbers already in use."""
 
     says: str = ""
@@ -104,7 +104,7 @@ class NewOrRefused(TakenOrRefused):
             raise Broken(op, self.says, show(ok), "ENG-10")
 
 
-class Engine(Model):
+class Engine(ReferenceModel):
     family = "engine"
     blamed: ClassVar = {"length": "ENG-10"}
 
@@ -112,23 +112,23 @@ class Engine(Model):
         super().__init__()
         self.canary: Canary = sized(**sizes)
         self.cache_tokens = cache_tokens
-        self.sessions: dict[int, Session] = {}
+        self.sessions: dict[int, SessionModel] = {}
         self.gone: list[list[int]] = []  # the tokens of the closed sessions
-        self.saved: dict[int, Session] = {}
+        self.saved: dict[int, SessionModel] = {}
 
     def looks(self) -> list[Look]:
         return [("length", {"session": session}) for session in self.sessions]
 
-    def open(self) -> Expected:
-        then = self.did("open", lambda ok: self.sessions.update({ok: Session(Oracle(self.canary))}))
-        return Choice("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+    def open(self) -> Expectation:
+        then = self.did("open", lambda ok: self.sessions.update({ok: SessionModel(Oracle(self.canary))}))
+        return AnyOf("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
 
-    def length(self, session: Any) -> Expected:
+    def length(self, session: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse([("SequenceNotFound", "ENG-10")])
-        return Value(self.blame("length"), value=len(self.sessions[session].tokens))
+        return ExactValue(self.blame("length"), value=len(self.sessions[session].tokens))
 
-    def extend(self, session: Any, tokens: Any) -> Expected:
+    def extend(self, session: Any, tokens: Any) -> Expectation:
         told = self.sessions.get(session)
         wrong = [each for token in tokens for each in not_in_range(token, self.canary.vocabulary, "TokenOutOfRange")]
         if told is None:
@@ -149,9 +149,9 @@ class Engine(Model):
             told.told(tokens)
 
         then = self.did("extend", change)
-        return Expected("ENG-06", then) if self._fits({session: len(tokens)}) else self._full(then)
+        return Expectation("ENG-06", then) if self._fits({session: len(tokens)}) else self._full(then)
 
-    def generate(self, session: Any, count: Any) -> Expected:
+    def generate(self, session: Any, count: Any) -> Expectation:
         def change(ok: Any) -> None:
             told.told(ok)
             told.spoke = True
@@ -161,7 +161,7 @@ class Engine(Model):
         told = self.sessions[session]
         return self._says(told.clause, self.did("generate", change), session, 1, count, [])
 
-    def sample(self, session: Any, n: Any, count: Any) -> Expected:
+    def sample(self, session: Any, n: Any, count: Any) -> Expectation:
         wrong, times = self._cannot_speak(session, count), not_in_range(n, None, "PositionOutOfRange")
         if wrong or times:  # the implementation may check for room first
             full = [] if wrong else [(kind, "ENG-06") for kind in self._in_the_way(session, count, [])]
@@ -170,13 +170,13 @@ class Engine(Model):
         copies = [len(told.tokens) + count] * n
         return self._says("ENG-08", self.did("sample", lambda ok: told.blame("ENG-08")), session, n, count, copies)
 
-    def cancel(self, session: Any, count: Any) -> Expected:
+    def cancel(self, session: Any, count: Any) -> Expectation:
         if wrong := self._cannot_speak(session, count):
             return self.refuse(wrong)
         then = self.did("cancel", lambda ok: self._blame_all("ENG-05"))
         if kinds := self._in_the_way(session, count, [len(self.sessions[session].tokens) + count]):
-            return TakenOrRefused("ENG-05", then, kinds=kinds, refused=self._refused)
-        return Expected("ENG-05", then)
+            return AcceptedOrError("ENG-05", then, kinds=kinds, refused=self._refused)
+        return Expectation("ENG-05", then)
 
     def _cannot_speak(self, session: Any, count: Any) -> list[tuple[str, str]]:
         """The errors that generating `count` tokens in this session must raise, with their clauses."""
@@ -193,13 +193,15 @@ class Engine(Model):
 
     def _says(
         self, clause: str, then: Callable[[Any], None], session: Any, n: int, count: int, copies: Sequence[int]
-    ) -> Expected:
+    ) -> Expectation:
         """n times the next `count` tokens, or fewer if the context ends."""
         told = self.sessions[session]
         room = min(count, self.canary.context - len(told.tokens))
-        return Says(clause, then, self._in_the_way(session, count, copies), self._refused, [told] * n, room, room < count)
+        return GeneratedTokens(
+            clause, then, self._in_the_way(session, count, copies), self._refused, [told] * n, room, room < count
+        )
 
-    def step(self, sessions: Any) -> Expected:
+    def step(self, sessions: Any) -> Expectation:
         told = [self.sessions[session] for session in sessions if session in self.sessions]
         wrong = [("SequenceNotFound", "ENG-10")] if len(told) < len(sessions) else []
         wrong += [("PositionOutOfRange", "ENG-01")] if any(not each.tokens for each in told) else []
@@ -216,9 +218,9 @@ class Engine(Model):
                 each.spoke = True
 
         kinds = () if self._fits(dict.fromkeys(sessions, 1)) else ("OutOfBlocks",)
-        return Says("ENG-02", self.did("step", change), kinds, self._refused, told, 1)
+        return GeneratedTokens("ENG-02", self.did("step", change), kinds, self._refused, told, 1)
 
-    def fork(self, session: Any) -> Expected:
+    def fork(self, session: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse([("SequenceNotFound", "ENG-10")])
         parent = self.sessions[session]
@@ -230,18 +232,18 @@ class Engine(Model):
         then = self.did("fork", change)
         if not self._fits({NEW: len(parent.tokens)}):
             return self._new_or_full(then)
-        return Choice("ENG-08", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+        return AnyOf("ENG-08", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
 
-    def save(self, session: Any) -> Expected:
+    def save(self, session: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse([("SequenceNotFound", "ENG-10")])
         told = self.sessions[session]
         then = self.did("save", lambda ok: self.saved.update({ok: told.copy()}))
         equal = [saved for saved, kept in self.saved.items() if kept.tokens == told.tokens]  # may be the same copy
         says = f"a number not among {sorted(self.saved.keys() - equal)}"
-        return Choice("ENG-10", then, says=says, accepts=lambda ok: ok in equal or ok not in self.saved)
+        return AnyOf("ENG-10", then, says=says, accepts=lambda ok: ok in equal or ok not in self.saved)
 
-    def load(self, saved: Any) -> Expected:
+    def load(self, saved: Any) -> Expectation:
         if saved not in self.saved:
             return self.refuse([("SequenceNotFound", "ENG-10")])
         kept = self.saved[saved]
@@ -253,9 +255,9 @@ class Engine(Model):
         then = self.did("load", change)
         if not self._fits({NEW: len(kept.tokens)}):
             return self._new_or_full(then)
-        return Choice("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+        return AnyOf("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
 
-    def truncate(self, session: Any, length: Any) -> Expected:
+    def truncate(self, session: Any, length: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse(
                 [("SequenceNotFound", "ENG-10"), *not_in_range(length, self.canary.context + 1, "PositionOutOfRange")]
@@ -263,9 +265,9 @@ class Engine(Model):
         told = self.sessions[session]
         if wrong := not_in_range(length, len(told.tokens) + 1, "PositionOutOfRange", "ENG-10"):
             return self.refuse(wrong)
-        return Expected("ENG-10", self.did("truncate", lambda ok: self._anew(session, told.tokens[:length])))
+        return Expectation("ENG-10", self.did("truncate", lambda ok: self._anew(session, told.tokens[:length])))
 
-    def remove(self, session: Any, start: Any, stop: Any) -> Expected:
+    def remove(self, session: Any, start: Any, stop: Any) -> Expectation:
         known = session in self.sessions
         length = len(self.sessions[session].tokens) if known else self.canary.context  # an unknown session can have any length
         wrong = not_in_range(stop, length + 1, "PositionOutOfRange", "ENG-10")
@@ -273,9 +275,9 @@ class Engine(Model):
         if wrong or not known:
             return self.refuse([*([] if known else [("SequenceNotFound", "ENG-10")]), *wrong])
         told = self.sessions[session].tokens
-        return Expected("ENG-10", self.did("remove", lambda ok: self._anew(session, told[:start] + told[stop:])))
+        return Expectation("ENG-10", self.did("remove", lambda ok: self._anew(session, told[:start] + told[stop:])))
 
-    def close(self, session: Any) -> Expected:
+    def close(self, session: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse([("SequenceNotFound", "ENG-10")])
 
@@ -283,7 +285,7 @@ class Engine(Model):
             self.gone.append(self.sessions.pop(session).tokens)
             self._blame_all("ENG-05")
 
-        return Expected("ENG-05", self.did("close", change))
+        return Expectation("ENG-05", self.did("close", change))
 
     @property
     def _new(self) -> str:
@@ -291,11 +293,11 @@ class Engine(Model):
 
     def _anew(self, session: int, tokens: list[int]) -> None:
         """Replace the session by a new one that contains only these tokens."""
-        told = Session(Oracle(self.canary), clause="ENG-10", spoke=True)
+        told = SessionModel(Oracle(self.canary), clause="ENG-10", spoke=True)
         told.told(tokens)
         self.sessions[session] = told
 
-    def _others(self, but: Session) -> list[list[int]]:
+    def _others(self, but: SessionModel) -> list[list[int]]:
         return [*self.gone, *(each.tokens for each in self.sessions.values() if each is not but)]
 
     def _fits(self, more: Mapping[int, int]) -> bool:
@@ -303,10 +305,10 @@ class Engine(Model):
         lengths = Counter({session: len(told.tokens) for session, told in self.sessions.items()}) + Counter(more)
         return sum(-(-length // COARSEST) * COARSEST for length in lengths.values()) <= self.cache_tokens
 
-    def _full(self, then: Callable[[Any], None]) -> Expected:
-        return TakenOrRefused("ENG-06", then, kinds=("OutOfBlocks",), refused=self._refused)
+    def _full(self, then: Callable[[Any], None]) -> Expectation:
+        return AcceptedOrError("ENG-06", then, kinds=("OutOfBlocks",), refused=self._refused)
 
-    def _new_or_full(self, then: Callable[[Any], None]) -> Expected:
+    def _new_or_full(self, then: Callable[[Any], None]) -> Expectation:
         return NewOrRefused("ENG-06", then, ("OutOfBlocks",), self._refused, self._new, tuple(self.sessions))
 
     def _refused(self) -> None:

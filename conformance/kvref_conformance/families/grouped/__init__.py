@@ -1,8 +1,14 @@
 """The family `grouped`: sequences in blocks, for models in which some layers see every token and the others a window."""
 
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
+
+from kvref.array import Array
 from kvref_conformance.families import Family
-from kvref_conformance.families.laws.spoken import OF_CACHES
+from kvref_conformance.families.laws import OF_CACHES
+from kvref_conformance.implementation_api import Query, Tokens
 from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of
+from kvref_conformance.testlib.sample_calls import Got, SampleCalls, Sizes, args, on_family, rows
 
 SMALL = {
     "num_blocks": 26, "block_size": 3, "num_layers": 4, "num_groups": 2, "window": 7, "num_kv_heads": 2, "head_dim": 5,
@@ -27,3 +33,82 @@ FAMILY = Family(
     appending={"step": ("keys", "values")},
     whole=("step",),  # the blocks that its first query sees stay allocated until the next step (GROUP-02)
 )
+
+
+# The typed protocol of the grouped cache.
+
+TokenStep = Annotated[Array, "[num_layers, n, num_kv_heads, head_dim]"]
+
+_TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
+_LAYER = "SequenceNotFound LayerOutOfRange"
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
+ERRORS: dict[str, str] = {
+    "drop": "SequenceNotFound",
+    "fork": "SequenceNotFound",
+    "truncate": "SequenceNotFound PositionOutOfRange NotTruncatable",
+    "begin": "TokenOutOfRange",
+    "commit": "SequenceNotFound TokenOutOfRange PositionOutOfRange TokenMismatch",
+    "match": "TokenOutOfRange",
+    "reset": "InUse",
+    "step": f"SequenceNotFound {_TOKENS} OutOfBlocks",
+    "read": f"{_LAYER} PositionOutOfRange",
+    "attend": f"{_LAYER} PositionOutOfRange ShapeMismatch DtypeMismatch",
+    "length": "SequenceNotFound",
+    "block_table": _LAYER,
+}
+
+
+class Grouped(Protocol):
+    """Layer i is in group i % num_groups. The layers of the last group see all tokens, the others the last `window` tokens.
+
+    `step` appends tokens in every layer. The queries of `attend` are those of the last tokens, and it is causal. `block_table` is
+    that of the layer's group, with -1 in the place of a freed block. `begin` creates a sequence with the cached prefix of the
+    tokens, and allocates no block for the others. `commit` declares the tokens at the first positions of a sequence.
+    """
+
+    num_free_blocks: int
+
+    def create(self) -> int: ...
+    def drop(self, sequence: int) -> None: ...
+    def fork(self, sequence: int) -> int: ...
+    def truncate(self, sequence: int, length: int) -> None: ...
+    def begin(self, tokens: Sequence[int], salt: str = "") -> int: ...
+    def commit(self, sequence: int, tokens: Sequence[int]) -> None: ...
+    def match(self, tokens: Sequence[int], salt: str = "") -> int: ...
+    def reset(self) -> None: ...
+    def step(self, sequence: int, keys: TokenStep, values: TokenStep) -> None: ...
+    def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Tokens, Tokens]: ...
+    def attend(self, sequence: int, layer: int, query: Query, scale: float) -> Query: ...
+    def length(self, sequence: int) -> int: ...
+    def block_table(self, sequence: int, layer: int) -> Sequence[int] | Array: ...
+
+
+class GroupedFactory(Protocol):
+    """The factory. It receives every size by name."""
+
+    def __call__(
+        self, *, num_blocks: int, block_size: int, num_layers: int, num_groups: int, window: int, num_kv_heads: int,
+        head_dim: int, dtype: str,
+    ) -> Grouped: ...  # fmt: skip
+
+
+# One call of each operation, for the self-test of a harness.
+
+
+def sequence(got: Got) -> Any:
+    return got["grouped.create"]
+
+
+def sample_calls(sizes: Sizes) -> SampleCalls:
+    step = rows(sizes.layers, 2, sizes.heads, sizes.dim)
+    query = rows(1, sizes.heads, sizes.dim)
+    here: dict[str, Any] = {"sequence": sequence, "layer": 0}
+    return {
+        **on_family("grouped", {
+            "reset": args(), "create": args(), "step": args(sequence=sequence, keys=step, values=step), "length": args(sequence=sequence),
+            "read": args(**here, positions=[1, 0]), "block_table": args(**here), "num_free_blocks": args(),
+            "attend": args(**here, query=query, scale=1.0), "commit": args(sequence=sequence, tokens=[1, 2]),
+            "match": args(tokens=[1, 2, 3]), "begin": args(tokens=[1, 2, 3]), "fork": args(sequence=sequence),
+            "truncate": args(sequence=sequence, length=1), "drop": args(sequence=sequence),
+        }),
+    }  # fmt: skip

@@ -6,26 +6,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.families.grouped.held import Held
-from kvref_conformance.families.grouped.seen import window_attention
-from kvref_conformance.families.paged.stored import stacked, stored
+from kvref_conformance.families.grouped.fixture import window_attention
+from kvref_conformance.families.grouped.ownership_model import OwnershipState
+from kvref_conformance.families.paged.table_model import stacked, stored
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import U, overflows, wrong_query
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Choice,
-    Expected,
-    TakenOrRefused,
-    Unjudged,
-    Value,
+from kvref_conformance.oracle.expectations import (
+    AcceptedOrError,
+    AnyOf,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    UnjudgedReply,
     Wrong,
     finite,
     not_in_range,
     wrong_arrays,
 )
-from kvref_conformance.oracle.model import Look, Model
-from kvref_conformance.oracle.rows import Reads
-from kvref_conformance.oracle.tokens import unstorable
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
+from kvref_conformance.oracle.token_storage import unstorable
 
 MOST_TOKEN = 2**63
 UNSEEN = 2**40  # appended to a prompt for `match`, because a hit never includes the last token
@@ -33,7 +33,7 @@ SHOWN = 3  # committed prompts that are matched after each call
 SEEN = ("num_free_blocks", "length", "block_table", "read")
 
 
-class Grouped(Model):
+class Grouped(ReferenceModel):
     family = "grouped"
     blamed: ClassVar = {
         **{("step", seen): clause for seen, clause in zip(SEEN, ("GROUP-02", "LAW-04", "GROUP-02", "GROUP-04"), strict=True)},
@@ -53,7 +53,7 @@ class Grouped(Model):
         super().__init__()
         self.layers, self.groups, self.size = num_layers, num_groups, block_size
         self.row, self.dtype = (num_kv_heads, head_dim), dtype
-        self.held = Held(num_blocks, block_size, [*[window] * (num_groups - 1), None])
+        self.held = OwnershipState(num_blocks, block_size, [*[window] * (num_groups - 1), None])
         self.lengths: dict[int, int] = {}
         self.told: dict[int, tuple[str, list[int]]] = {}  # per sequence its salt, and its known tokens (found or committed)
         self.ids: set[int] = set()
@@ -74,13 +74,13 @@ class Grouped(Model):
         matches: list[Look] = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in self.seen[-SHOWN:]]
         return found + ([] if self.held.unsure else matches)
 
-    def num_free_blocks(self) -> Expected:
-        return Value(self.blame("num_free_blocks"), value=self.held.total - self.held.used())
+    def num_free_blocks(self) -> Expectation:
+        return ExactValue(self.blame("num_free_blocks"), value=self.held.total - self.held.used())
 
-    def create(self) -> Expected:
+    def create(self) -> Expectation:
         return self._new("PAGED-01", "create", lambda new: self._open(new, 0, "", []))
 
-    def fork(self, sequence: Any) -> Expected:
+    def fork(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
             return self.refuse(wrong)
 
@@ -90,7 +90,7 @@ class Grouped(Model):
 
         return self._new("SHARE-03", "fork", change)
 
-    def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+    def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         if wrong := _no_tokens(tokens):
             return self.refuse(wrong)
         blocks = self._hit(tokens, salt)
@@ -101,16 +101,16 @@ class Grouped(Model):
 
         return self._new("PAGED-01", "begin", change)
 
-    def _new(self, clause: str, name: str, change: Callable[[int], None]) -> Expected:
+    def _new(self, clause: str, name: str, change: Callable[[int], None]) -> Expectation:
         used = set(self.ids)
         says = f"an id never used before, not among {sorted(used)}"
-        return Choice(clause, self.did(name, change), says=says, accepts=lambda id: id not in used)
+        return AnyOf(clause, self.did(name, change), says=says, accepts=lambda id: id not in used)
 
     def _open(self, new: int, length: int, salt: str, tokens: Sequence[int]) -> None:
         self.ids.add(new)
         self.lengths[new], self.told[new], self.held.tables[new] = length, (salt, list(tokens)), []
 
-    def drop(self, sequence: Any) -> Expected:
+    def drop(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
             return self.refuse(wrong)
 
@@ -118,9 +118,9 @@ class Grouped(Model):
             self.held.cut(sequence, 0)
             del self.lengths[sequence], self.told[sequence], self.held.tables[sequence]
 
-        return Expected("PAGED-07", self.did("drop", change))
+        return Expectation("PAGED-07", self.did("drop", change))
 
-    def truncate(self, sequence: Any, length: Any) -> Expected:
+    def truncate(self, sequence: Any, length: Any) -> Expectation:
         longest = self.lengths.get(sequence, self.held.total * self.size)  # an unknown sequence can have any length
         wrong = self._unknown(sequence) + not_in_range(length, longest + 1, "PositionOutOfRange", "EDIT-02")
         if wrong:
@@ -135,9 +135,9 @@ class Grouped(Model):
             self.lengths[sequence] = length
             del self.told[sequence][1][length:]
 
-        return Expected("GROUP-07", self.did("truncate", change))
+        return Expectation("GROUP-07", self.did("truncate", change))
 
-    def step(self, sequence: Any, keys: Any, values: Any) -> Expected:
+    def step(self, sequence: Any, keys: Any, values: Any) -> Expectation:
         shape = (self.layers, None, *self.row)
         wrong = self._unknown(sequence) + wrong_arrays((keys, shape), (values, shape))
         known, count = (
@@ -169,10 +169,10 @@ class Grouped(Model):
 
         then = self.did("step", change)
         if not any(nan for _, nan in new) and finite(*(part.values for tokens, _ in new for token in tokens for part in token)):
-            return Expected("GROUP-03", then)
-        return TakenOrRefused("LAW-04", then, refused=lambda: self.did("refused")(None))
+            return Expectation("GROUP-03", then)
+        return AcceptedOrError("LAW-04", then, refused=lambda: self.did("refused")(None))
 
-    def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expected:
+    def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong = self._unknown(sequence) + _no_tokens(tokens)
         salt, known = self.told.get(sequence, ("", []))
         wrong += not_in_range(len(tokens), self.lengths.get(sequence, 0) + 1, "PositionOutOfRange", "PREFIX-02")
@@ -188,30 +188,30 @@ class Grouped(Model):
             chain = salt, tuple(told)
             self.seen = [*(each for each in self.seen if each != chain), chain]
 
-        return Expected("PREFIX-02", self.did("commit", change))
+        return Expectation("PREFIX-02", self.did("commit", change))
 
-    def match(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+    def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         if wrong := _no_tokens(tokens):
             return self.refuse(wrong)
         hit = self._hit(tokens, salt)
         clause = {"no blocks": "GROUP-03", "refused": "LAW-01", "reset": "PREFIX-11"}.get(self.last, "GROUP-05")
-        return Value("GROUP-06" if self.last in ("step", "drop", "truncate") else clause, value=hit * self.size)
+        return ExactValue("GROUP-06" if self.last in ("step", "drop", "truncate") else clause, value=hit * self.size)
 
     def _hit(self, tokens: Sequence[int], salt: str) -> int:
         if self.held.unsure:
             raise ValueError("hits are not modeled while the evicted blocks are not known")
         return self.held.hit(tokens, salt)
 
-    def reset(self) -> Expected:
+    def reset(self) -> Expectation:
         if self.lengths:
             return self.refuse([("InUse", "PREFIX-11")])
-        return Expected("PREFIX-11", self.did("reset", lambda ok: self.held.forget_found()))
+        return Expectation("PREFIX-11", self.did("reset", lambda ok: self.held.forget_found()))
 
-    def length(self, sequence: Any) -> Expected:
+    def length(self, sequence: Any) -> Expectation:
         wrong = self._unknown(sequence)
-        return self.refuse(wrong) if wrong else Value(self.blame("length"), value=self.lengths[sequence])
+        return self.refuse(wrong) if wrong else ExactValue(self.blame("length"), value=self.lengths[sequence])
 
-    def block_table(self, sequence: Any, layer: Any) -> Expected:
+    def block_table(self, sequence: Any, layer: Any) -> Expectation:
         if wrong := self._unknown(sequence, layer):
             return self.refuse(wrong)
         held, names = self.held, [entry[layer % self.groups] for entry in self.held.tables[sequence]]
@@ -232,9 +232,9 @@ class Grouped(Model):
         clause = self.blame("block_table")
         says = f"{known}; None is a block in [0, {held.total}) that no other table lists, not among {sorted(others)}"
         at_length = (len(names), clause)
-        return Choice("GROUP-01" if clause == "LAW-04" else clause, then, says=says, accepts=accepts, length=at_length)
+        return AnyOf("GROUP-01" if clause == "LAW-04" else clause, then, says=says, accepts=accepts, length=at_length)
 
-    def read(self, sequence: Any, layer: Any, positions: Sequence[Any]) -> Expected:
+    def read(self, sequence: Any, layer: Any, positions: Sequence[Any]) -> Expectation:
         wrong, length = self._unknown(sequence, layer), self.lengths.get(sequence, max(self.lengths.values(), default=0))
         wrong += [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange")]
         first = 0 if wrong else self._first_held(sequence, layer)
@@ -243,9 +243,9 @@ class Grouped(Model):
             return self.refuse(wrong)
         clause = self.blame("read") if sequence == self.written or self.last != "step" else "GROUP-01"
         parts, unsure = self._parts(sequence, layer, positions)
-        return Arrays(clause, names=("keys", "values"), parts=parts, unsure=unsure)
+        return ExpectedArrays(clause, names=("keys", "values"), parts=parts, unsure=unsure)
 
-    def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
+    def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expectation:
         wrong = wrong_query(query, *self.row)
         if unknown := self._unknown(sequence, layer):
             return self.refuse(unknown + wrong)
@@ -258,17 +258,21 @@ class Grouped(Model):
         parts, unsure = self._parts(sequence, layer, range(self.held.first(group, start), length))
         keys, values = (part.values for part in parts)
         if unsure is not None or any(part.slack.any() for part in parts):
-            return Unjudged("GROUP-04")  # the values it reads as are not known to the bit
+            return UnjudgedReply("GROUP-04")  # the values it reads as are not known to the bit
         if not finite(query, keys, values) or overflows(query, keys, values, scale):
-            return Unjudged("GROUP-04")
+            return UnjudgedReply("GROUP-04")
         out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
-        return Arrays("GROUP-04", parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+        return ExpectedArrays(
+            "GROUP-04", parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True
+        )
 
     def _first_held(self, sequence: int, layer: int) -> int:
         """Returns the first position whose block the layer's group has not freed."""
         return self.size * sum(entry[layer % self.groups] is None for entry in self.held.tables[sequence])
 
-    def _parts(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[tuple[Reads, Reads], NDArray | None]:
+    def _parts(
+        self, sequence: int, layer: int, positions: Sequence[int]
+    ) -> tuple[tuple[ExpectedReads, ExpectedReads], NDArray | None]:
         tokens = []
         for position in positions:
             name = self.held.tables[sequence][position // self.size][layer % self.groups]

@@ -5,23 +5,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    Unjudged,
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    Expectation,
+    ExpectedArrays,
+    UnjudgedReply,
     Wrong,
     not_in_range,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Look, Model
-from kvref_conformance.oracle.rows import Reads, read_as
-from kvref_conformance.oracle.tokens import unstorable
+)
+from kvref_conformance.oracle.formats.per_row import ExpectedReads, read_as
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
+from kvref_conformance.oracle.token_storage import unstorable
 
-Block = tuple[Reads, Reads]  # keys and values
+Block = tuple[ExpectedReads, ExpectedReads]  # keys and values
 
 
-class Hosted(Model):
+class Hosted(ReferenceModel):
     family = "hosted"
     blamed: ClassVar = {("write", "read"): "LAW-04", "read": "MOVE-12"}
 
@@ -34,30 +34,30 @@ class Hosted(Model):
     def looks(self) -> list[Look]:
         return [("read", {"block": block}) for block, held in enumerate(self.blocks) if held]
 
-    def write(self, block: Any, keys: Any, values: Any) -> Expected:
+    def write(self, block: Any, keys: Any, values: Any) -> Expectation:
         wrong = not_in_range(block, len(self.blocks), "SlotOutOfRange")
         if wrong := wrong + wrong_arrays((keys, self.shape), (values, self.shape)):
             return self.refuse(wrong + unstorable(keys, values, self.format))
         if unstorable(keys, values, self.format):
             raise ValueError("write of numbers that the format may reject is not modeled")
         held = _read_as(keys, self.format), _read_as(values, self.format)
-        return Expected("LAW-04", self.did("write", lambda ok: self._set(self.blocks, [block], [held])))
+        return Expectation("LAW-04", self.did("write", lambda ok: self._set(self.blocks, [block], [held])))
 
-    def read(self, block: Any) -> Expected:
+    def read(self, block: Any) -> Expectation:
         if wrong := not_in_range(block, len(self.blocks), "SlotOutOfRange"):
             return self.refuse(wrong)
         held = self.blocks[block]
         if held is None:
-            return Unjudged("MOVE-12")
-        return Arrays(self.blame("read"), names=("keys", "values"), parts=held)
+            return UnjudgedReply("MOVE-12")
+        return ExpectedArrays(self.blame("read"), names=("keys", "values"), parts=held)
 
-    def to_host(self, blocks: Sequence[Any], places: Sequence[Any]) -> Expected:
+    def to_host(self, blocks: Sequence[Any], places: Sequence[Any]) -> Expectation:
         return self._copied("to_host", (blocks, places), (self.blocks, self.places))
 
-    def to_device(self, places: Sequence[Any], blocks: Sequence[Any]) -> Expected:
+    def to_device(self, places: Sequence[Any], blocks: Sequence[Any]) -> Expectation:
         return self._copied("to_device", (places, blocks), (self.places, self.blocks))
 
-    def _copied(self, name: str, numbers: tuple[Sequence[Any], Sequence[Any]], lists: tuple[list[Any], list[Any]]) -> Expected:
+    def _copied(self, name: str, numbers: tuple[Sequence[Any], Sequence[Any]], lists: tuple[list[Any], list[Any]]) -> Expectation:
         (sources, targets), (read, written) = numbers, lists
         wrong: Wrong = [] if len(sources) == len(targets) else [("ShapeMismatch", "MOVE-12")]
         for each, of in zip(numbers, lists, strict=True):
@@ -66,12 +66,14 @@ class Hosted(Model):
             return self.refuse(wrong)
         if len(set(targets)) < len(targets):
             raise ValueError("a copy that lists a target twice is not modeled")
-        return Expected("MOVE-12", self.did(name, lambda ok: self._set(written, targets, [read[number] for number in sources])))
+        return Expectation(
+            "MOVE-12", self.did(name, lambda ok: self._set(written, targets, [read[number] for number in sources]))
+        )
 
     def _set(self, of: list[Any], numbers: Sequence[int], what: list[Any]) -> None:
         for number, each in zip(numbers, what, strict=True):
             of[number] = each
 
 
-def _read_as(rows: NDArray, format: str) -> Reads:
+def _read_as(rows: NDArray, format: str) -> ExpectedReads:
     return read_as(np.asarray(rows), format)

@@ -5,13 +5,15 @@ from typing import Any
 import numpy as np
 
 from kvref.array import Array
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, raises, same, true
-from kvref_conformance.checking.registry import check
-from kvref_conformance.conversation.calls import Own
-from kvref_conformance.conversation.handle import Handle
-from kvref_conformance.conversation.subject import Subject, narrow
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.recorder import OwnArray
+from kvref_conformance.calls.subject import Subject, narrow
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, raises, true
+from kvref_conformance.testlib.production_sizes import DIMS
+from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.tagged_content import KEYS, content
 
 SLOTS = 12  # at least; rounded up to full blocks
 NANS = {  # a quiet and a signaling NaN with payloads, per dtype
@@ -57,13 +59,13 @@ def scattered(subject: Subject, store: NDArray, slots: list[int] | NDArray, new:
     return store_afterwards
 
 
-def as_is(kernels: Handle, name: str, *args: Any) -> Array:
+def as_is(kernels: ObjectProxy, name: str, *args: Any) -> Array:
     """Calls a kernel with slots as a list or array. The result is not converted to NumPy."""
     return kernels.as_is(name, *(np.array(arg, np.int64) if isinstance(arg, list) else arg for arg in args))
 
 
 def same_bits(got: NDArray, want: NDArray, what: str) -> None:
-    same(_patterns(got), _patterns(want), what)
+    assert_same(_patterns(got), _patterns(want), what)
 
 
 def _patterns(array: NDArray) -> NDArray:
@@ -134,7 +136,7 @@ def tokens_of_another_dtype_are_refused(subject: Subject) -> None:
         with raises("DtypeMismatch"):
             as_is(subject.new("kernels"), "scatter", own, [0, 1], new)
         kept, what = subject.implementation.to_numpy(own.array), f"the store of {store.dtype}"
-        (same_bits if store is floats else same)(kept, store, f"{what} after a rejected scatter of {new.dtype}")
+        (same_bits if store is floats else assert_same)(kept, store, f"{what} after a rejected scatter of {new.dtype}")
 
 
 @check("KERN-04a", "kernels")
@@ -168,10 +170,10 @@ def gather_gives_what_scatter_wrote(subject: Subject) -> None:
         slots, new = [int(s) for s in subject.rng.permutation(total)[:count]], bits(count, subject)
         kernels = subject.new("kernels")
         store = as_is(kernels, "scatter", filled_store(subject), slots, new)
-        got = as_is(kernels, "gather", Own(store), slots)
+        got = as_is(kernels, "gather", OwnArray(store), slots)
         same_bits(subject.implementation.to_numpy(got), new, f"{count} tokens, scattered and gathered")
         if count:
-            twice = as_is(kernels, "gather", Own(store), [slots[0], slots[0]])
+            twice = as_is(kernels, "gather", OwnArray(store), [slots[0], slots[0]])
             same_bits(subject.implementation.to_numpy(twice), new[[0, 0]], "one slot gathered twice")
 
 
@@ -184,10 +186,10 @@ def offsets_past_2_to_31_are_right(subject: Subject) -> None:
     store = subject.own(np.zeros((slots, heads, dim), dtype))
     new = subject.rng.integers(1, 256, size=(3, heads, dim)).astype(dtype)
     where = [slots - 4, slots - 5, slots - 1]
-    result = Own(as_is(kernels, "scatter", store, where, new))
+    result = OwnArray(as_is(kernels, "scatter", store, where, new))
     got = subject.implementation.to_numpy(as_is(kernels, "gather", result, [*where, 0, 1]))
-    same(got[:3], new, "tokens past 2^31 elements")
-    equal(int(np.asarray(got[3:]).max()), 0, "the largest number in slots 0 and 1, which were not written")
+    assert_same(got[:3], new, "tokens past 2^31 elements")
+    assert_equal(int(np.asarray(got[3:]).max()), 0, "the largest number in slots 0 and 1, which were not written")
 
 
 @check("KERN-07", "kernels")
@@ -252,3 +254,134 @@ def refused(subject: Subject, store: NDArray, slots: NDArray, new: NDArray, kind
     with raises(kind):
         kernels.as_is("gather", own, slots)
     same_bits(subject.implementation.to_numpy(own.array), store, f"store after rejected slots {slots.tolist()} of {slots.dtype}")
+
+
+# Checks of KERN-09: copies of blocks of slots.
+
+
+def copied(subject: Subject, store: NDArray, sources: Any, targets: Any, block_size: int) -> NDArray:
+    """Returns the store after a copy in the implementation's memory."""
+    result = as_is(subject.new("kernels"), "copy", subject.own(store), sources, targets, block_size)
+    after: NDArray = subject.implementation.to_numpy(result)
+    return after
+
+
+@check("KERN-09a", "kernels")
+def blocks_are_copied_bit_for_bit(subject: Subject) -> None:
+    size = subject.size("block_size", 3)
+    store = filled_store(subject)[: 4 * size]
+    store = np.concatenate([store] * -(-4 * size // len(store)))[: 4 * size]
+    for sources, targets in (([0], [2]), ([3, 1], [0, 2]), ([1, 1, 1], [3, 0, 2]), ([2], [2]), ([], [])):
+        want = store.copy()
+        for source, target in zip(sources, targets, strict=True):
+            want[target * size : (target + 1) * size] = store[source * size : (source + 1) * size]
+        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"store after copy of {sources} to {targets}")
+
+
+@check("KERN-09b", "kernels")
+def a_block_that_is_source_and_target_passes_on_what_was_there(subject: Subject) -> None:
+    size = subject.size("block_size", 3)
+    store = np.concatenate([filled_store(subject)] * size)[: 4 * size]
+    for sources, targets in (([0, 1, 2], [1, 2, 3]), ([3, 2, 1], [2, 1, 0]), ([0, 1], [1, 0]), ([2, 0, 3, 1], [0, 1, 2, 3])):
+        want = store.copy()
+        want.reshape(4, size, *shape(subject))[targets] = store.reshape(4, size, *shape(subject))[sources]
+        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"store after copy of {sources} to {targets}")
+
+
+@check("KERN-09c", "kernels")
+def a_target_named_twice_holds_one_source_whole(subject: Subject) -> None:
+    size, (dtype, _) = subject.size("block_size", 3), dtype_of(subject)
+    numbers = np.repeat(np.arange(1, 5), size)[:, None, None]
+    store = np.broadcast_to(numbers, (4 * size, *shape(subject))).astype(dtype)
+    got = np.asarray(copied(subject, store, [0, 1, 2, 1], [3, 3, 0, 3], size))
+    values = set(got[3 * size :].reshape(-1).tolist())
+    true(
+        len(values) == 1 and values <= {1.0, 2.0},
+        "block 3 after copy of [0, 1, 2, 1] to [3, 3, 0, 3]",
+        "the value of block 0 or of block 1 in every element",
+        values,
+    )
+    assert_same(
+        got[:size], store[2 * size : 3 * size], "block 0 after copy of [0, 1, 2, 1] to [3, 3, 0, 3], compared with block 2 before"
+    )
+
+
+@check("KERN-09d", "kernels")
+def a_copy_that_is_wrong_writes_nothing(subject: Subject) -> None:
+    size, kernels = subject.size("block_size", 3), subject.new("kernels")
+    store = np.concatenate([filled_store(subject)] * size)[: 4 * size - 1]  # the last block lacks a slot
+    wrong: list[tuple[Any, Any, str]] = [
+        ([0, 4], [1, 2], "SlotOutOfRange"), ([0, 1], [2, 4], "SlotOutOfRange"), ([0, 3], [1, 2], "SlotOutOfRange"),
+        ([0, 1], [2, 3], "SlotOutOfRange"), ([0, 1], [2], "ShapeMismatch"), ([0], [1, 2], "ShapeMismatch"),
+        (np.array([0.0, 1.0], np.float32), [1, 2], "DtypeMismatch"), ([0, 1], np.array([True, False]), "DtypeMismatch"),
+        (np.array([0, 2**32 - 1], np.uint32), [1, 2], "SlotOutOfRange"),
+    ]  # fmt: skip
+    if subject.limits.switch("kernels", "negative_integers"):
+        wrong += [([0, -1], [1, 2], "SlotOutOfRange"), ([0, 1], [2, -1], "SlotOutOfRange")]
+    for sources, targets, kind in wrong:
+        own = subject.own(store.copy())
+        with raises(kind):
+            as_is(kernels, "copy", own, sources, targets, size)
+        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after a rejected copy of {sources} to {targets}")
+
+
+# Checks of LAW-18: kernels at production sizes.
+
+
+def tokens(slots: NDArray, heads: int, dim: int) -> NDArray:
+    """Returns float32 [n, heads, dim]: the token that belongs in each slot."""
+    return content(0, 0, slots, heads, dim, KEYS)
+
+
+def moved(subject: Subject, num_slots: int, slots: NDArray, heads: int, dim: int) -> None:
+    """Scatters tokens to slots and gathers them in another order; other slots must not change."""
+    kernels = subject.new("kernels")
+    store: Any = subject.own(np.zeros((num_slots, heads, dim), np.float32))
+    for part in np.array_split(slots, 3):
+        store = OwnArray(kernels.as_is("scatter", store, part, tokens(part, heads, dim)))
+    back = subject.rng.permutation(slots)
+    got = subject.numpy(kernels.as_is("gather", store, back))
+    assert_same(got, tokens(back, heads, dim), f"tokens gathered from {len(back)} of {num_slots} slots")
+    others = np.setdiff1d(np.concatenate([slots + 1, slots - 1]) % num_slots, slots)[:1000]
+    assert_same(
+        subject.numpy(kernels.as_is("gather", store, others)), np.zeros((len(others), heads, dim), np.float32), "other slots"
+    )
+
+
+@check("LAW-18", "kernels")
+def slots_are_told_apart_past_16_bits(subject: Subject) -> None:
+    near = [power + by for power in (256, 1024, 4096, 32_768, 65_536) for by in (-1, 0, 1)]
+    slots = np.unique([*near, 0, 69_999, *subject.rng.choice(70_000, 2000, replace=False)])
+    moved(subject, 70_000, subject.rng.permutation(slots), 1, 16)
+
+
+@check("LAW-18", "kernels")
+def rows_of_any_width_are_moved_to_their_end(subject: Subject) -> None:
+    for dim in DIMS:
+        moved(subject, 600, subject.rng.permutation(600)[:300], 3, dim)
+
+
+@check("LAW-18", "kernels")
+def an_update_may_begin_anywhere(subject: Subject) -> None:
+    kernels = subject.new("kernels")
+    for dim in (64, 128):
+        buffer = np.zeros((1, 2, 1030, dim), np.float32)
+        for position, count in ((0, 127), (127, 2), (129, 383), (512, 1), (513, 511), (1024, 6)):
+            new = tokens(np.arange(position, position + count), 2, dim).transpose(1, 0, 2)[None]
+            got = subject.numpy(kernels.as_is("update", buffer.copy(), new, position))
+            buffer[:, :, position : position + count] = new
+            assert_same(got, buffer, f"a buffer after update with {count} tokens at {position}")
+
+
+@check("LAW-18", "kernels")
+def blocks_are_copied_past_16_bits(subject: Subject) -> None:
+    kernels, size, blocks = subject.new("kernels"), 2, 66_000
+    sources = np.array([0, 255, 256, 32_767, 32_768, 65_535, 65_536, 65_999])
+    targets = np.array([65_537, 1, 65_998, 300, 40_000, 2, 65_700, 3])
+    store = np.zeros((blocks * size, 1, 4), np.float32)
+    for source in sources:
+        store[source * size : (source + 1) * size] = tokens(np.arange(source * size, (source + 1) * size), 1, 4)
+    want = store.copy()
+    want.reshape(blocks, size, 4)[targets] = store.reshape(blocks, size, 4)[sources]
+    got = subject.numpy(kernels.as_is("copy", subject.own(store), sources, targets, size))
+    assert_same(got, want, f"a store of {blocks} blocks after a copy of {len(sources)}")

@@ -4,20 +4,15 @@ import math
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    Wrong,
-    exactly,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Function
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, Wrong, exactly  # fmt: skip
+from kvref_conformance.oracle.reference_model import FunctionModel
 
 
-class Kernels(Function):
+class Kernels(FunctionModel):
     family = "kernels"
 
-    def scatter(self, store: NDArray, slots: NDArray, new: NDArray) -> Expected:
+    def scatter(self, store: NDArray, slots: NDArray, new: NDArray) -> Expectation:
         slots = np.asarray(slots)
         wrong = _wrong_slots(slots, -math.inf, len(store))
         if new.shape != (*slots.shape[:1], *store.shape[1:]):
@@ -31,15 +26,15 @@ class Kernels(Function):
             if slot >= 0:
                 want[slot] = token
                 unsure[slot] = (slots == slot).sum() > 1  # contains one of the tokens, unmixed (KERN-07)
-        return Arrays("KERN-01", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
+        return ExpectedArrays("KERN-01", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
 
-    def gather(self, store: NDArray, slots: NDArray) -> Expected:
+    def gather(self, store: NDArray, slots: NDArray) -> Expectation:
         slots = np.asarray(slots)
         if wrong := _wrong_slots(slots, 0, len(store)):
             return self.refuse(wrong)
-        return Arrays("KERN-05", parts=(exactly(store[slots]),), bits=True)
+        return ExpectedArrays("KERN-05", parts=(exactly(store[slots]),), bits=True)
 
-    def copy(self, store: NDArray, sources: NDArray, targets: NDArray, block_size: int) -> Expected:
+    def copy(self, store: NDArray, sources: NDArray, targets: NDArray, block_size: int) -> Expectation:
         if block_size < 1:
             raise ValueError("block_size: expected at least 1")
         sources, targets, blocks = np.asarray(sources), np.asarray(targets), len(store) // block_size
@@ -53,14 +48,14 @@ class Kernels(Function):
             here = slice(target * block_size, (target + 1) * block_size)
             want[here] = store[source * block_size : (source + 1) * block_size]
             unsure[here] = (targets == target).sum() > 1  # contains one of the sources, unmixed (KERN-09)
-        return Arrays("KERN-09", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
+        return ExpectedArrays("KERN-09", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
 
-    def update(self, buffer: NDArray, new: NDArray, position: int) -> Expected:
+    def update(self, buffer: NDArray, new: NDArray, position: int) -> Expectation:
         if not 0 <= position <= position + new.shape[2] <= buffer.shape[2]:
             raise ValueError("update: the tokens do not fit into the buffer")
         want = buffer.copy()
         want[:, :, position : position + new.shape[2]] = new
-        return Arrays("KERN-04", parts=(exactly(want),), bits=True)
+        return ExpectedArrays("KERN-04", parts=(exactly(want),), bits=True)
 
 
 def _wrong_slots(slots: NDArray, least: float, stop: int) -> Wrong:

@@ -4,14 +4,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import LARGE, U
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    TakenOrRefused,
-    Unjudged,
-    Value,
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    UnjudgedReply,
     Wrong,
     finite,
     float32,
@@ -21,15 +21,15 @@ from kvref_conformance.oracle.expected import (
     tokens_of,
     wrong_arrays,
     wrong_dtype,
-)  # fmt: skip
+)
 from kvref_conformance.oracle.formats import PACKED, PLAIN
-from kvref_conformance.oracle.latent import attention, records_of, row_as, row_bytes
-from kvref_conformance.oracle.model import Look
-from kvref_conformance.oracle.moved import BLAMED, MovedWhole
-from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.formats.mla import attention, records_of, row_as, row_bytes
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.reference_model import Look
+from kvref_conformance.oracle.saved_state import BLAMED, WholeCacheModel
 
 
-class Latent(MovedWhole):
+class Latent(WholeCacheModel):
     family = "latent"
     no_room = ("CapacityExceeded",)
     held = ("tokens", "unknown")
@@ -49,15 +49,15 @@ class Latent(MovedWhole):
     def looks(self) -> list[Look]:
         return [("length", {}), ("num_bytes", {}), ("read", {}), ("records", {})]
 
-    def length(self) -> Expected:
-        return Value(self.blame("length"), value=len(self.tokens))
+    def length(self) -> Expectation:
+        return ExactValue(self.blame("length"), value=len(self.tokens))
 
-    def num_bytes(self) -> Expected:
-        return Value(
+    def num_bytes(self) -> Expectation:
+        return ExactValue(
             "MLA-06" if self.scaled else "MLA-03", value=len(self.tokens) * row_bytes(self.rank, self.rope_dim, self.dtype)
         )
 
-    def append(self, latent: Any, rope: Any) -> Expected:
+    def append(self, latent: Any, rope: Any) -> Expectation:
         given = (latent, (None, self.rank)), (rope, (None, self.rope_dim))
         total = len(self.tokens) + tokens_of(*given)
         wrong = wrong_arrays(*given) + ([("CapacityExceeded", "MLA-05")] if total > self.room else [])
@@ -73,8 +73,8 @@ class Latent(MovedWhole):
             change(ok)
 
         if self._unstorable(given):
-            return TakenOrRefused("MLA-05", self.did("append", taken), refused=lambda: self.did("refused")(None))
-        return Expected("MLA-05", self.did("append", change))
+            return AcceptedOrError("MLA-05", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expectation("MLA-05", self.did("append", change))
 
     def _unstorable(self, given: Any) -> Wrong:
         """Returns NonFinite if numbers are not finite, or not finite when they are read back from a record."""
@@ -92,31 +92,31 @@ class Latent(MovedWhole):
         latent, rope = (np.array([token[which] for token in self.tokens], np.float32) for which in (0, 1))
         return latent.reshape(-1, self.rank), rope.reshape(-1, self.rope_dim)
 
-    def read(self) -> Expected:
+    def read(self) -> Expectation:
         if self.unknown and self.dtype not in PLAIN:
-            return Unjudged("LAW-14")
+            return UnjudgedReply("LAW-14")
         clause = "MLA-06" if self.scaled and self.last != "truncate" else self.blame("read")
-        return Arrays(clause, parts=(row_as(*self._rows(), self.dtype),))
+        return ExpectedArrays(clause, parts=(row_as(*self._rows(), self.dtype),))
 
-    def records(self) -> Expected:
+    def records(self) -> Expectation:
         if self.unknown:
-            return Unjudged("LAW-14")
-        return Arrays("MLA-06" if self.scaled else "MLA-04", parts=(records_of(*self._rows(), self.dtype),))
+            return UnjudgedReply("LAW-14")
+        return ExpectedArrays("MLA-06" if self.scaled else "MLA-04", parts=(records_of(*self._rows(), self.dtype),))
 
-    def truncate(self, length: Any) -> Expected:
+    def truncate(self, length: Any) -> Expectation:
         if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
             self.tokens = self.tokens[:length]
 
-        return Expected("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
+        return Expectation("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         def change(ok: Any) -> None:
             self.tokens, self.unknown = [], False
 
-        return Expected("MLA-05", self.did("clear", change))
+        return Expectation("MLA-05", self.did("clear", change))
 
     def shape(self) -> Any:
         return self.rank, self.rope_dim, self.dtype
@@ -127,18 +127,20 @@ class Latent(MovedWhole):
     def lacks(self, content: dict[str, Any]) -> Wrong:
         return [("CapacityExceeded", "MOVE-02")] if len(content["tokens"]) > self.room else []
 
-    def attend(self, query: Any, up_keys: Any, up_values: Any, scale: float, causal: bool) -> Expected:
+    def attend(self, query: Any, up_keys: Any, up_values: Any, scale: float, causal: bool) -> Expectation:
         given = [float32(each) for each in (query, up_keys, up_values)]
         if wrong := self._misfits(*map(np.shape, given)) + wrong_dtype(query) + wrong_dtype(up_keys) + wrong_dtype(up_values):
             return refuse(wrong + not_finite(*given), lambda: None)
         if self.unknown:
-            return Unjudged("MLA-02")
+            return UnjudgedReply("MLA-02")
         rows = row_as(*self._rows(), self.dtype)
         query, up_keys, up_values = given
         if rows.slack.any() or not finite(*given, rows.values) or _overflows(query, up_keys, up_values, rows.values, scale):
-            return Unjudged("MLA-02")  # the rows are not known to the bit, or no bound holds
+            return UnjudgedReply("MLA-02")  # the rows are not known to the bit, or no bound holds
         out, bound = attention(query, rows.values, up_keys, up_values, scale=scale, causal=causal)
-        return Arrays("MLA-02", parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+        return ExpectedArrays(
+            "MLA-02", parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True
+        )
 
     def _misfits(self, query: tuple[int, ...], up_keys: tuple[int, ...], up_values: tuple[int, ...]) -> Wrong:
         fits = len(query) == len(up_keys) == len(up_values) == 3 and up_keys[2] == up_values[2] == self.rank

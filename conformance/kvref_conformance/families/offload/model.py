@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from kvref_conformance.conversation.exchange import show
-from kvref_conformance.interface import Level
-from kvref_conformance.oracle.expected import Choice, Expected, TakenOrRefused, Value
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.calls.messages import show
+from kvref_conformance.implementation_api import Level
+from kvref_conformance.oracle.expectations import AcceptedOrError, AnyOf, ExactValue, Expectation
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 from kvref_conformance.outcome import Broken
 
 
 @dataclass(frozen=True)
-class Prepared(Choice):
+class PreparedStore(AnyOf):
     """Reply of `prepare_store`: the new keys in the order of the call, and the required number of evicted keys, in any order."""
 
     new: tuple[int, ...] = ()
@@ -34,7 +34,7 @@ class Prepared(Choice):
             raise Broken(f"keys evicted by {op}", f"the least recently used, {show(oldest)}", show(evicted), "MOVE-11")
 
 
-class Offload(Model):
+class Offload(ReferenceModel):
     family = "offload"
     blamed: ClassVar = {
         ("complete_store", "lookup"): "MOVE-06", ("failed", "lookup"): "MOVE-08", ("failed", "num_free"): "MOVE-08",
@@ -65,18 +65,18 @@ class Offload(Model):
     def free(self) -> int:
         return self.total - len(self.used)
 
-    def capacity(self) -> Expected:
-        return Value("MOVE-10", value=self.total)
+    def capacity(self) -> Expectation:
+        return ExactValue("MOVE-10", value=self.total)
 
-    def num_free(self) -> Expected:
-        return Value(self.blame("num_free"), value=self.free)
+    def num_free(self) -> Expectation:
+        return ExactValue(self.blame("num_free"), value=self.free)
 
-    def lookup(self, keys: Sequence[int]) -> Expected:
+    def lookup(self, keys: Sequence[int]) -> Expectation:
         found = next((count for count, key in enumerate(keys) if key not in self.ready), len(keys))
         half = found < len(keys) and keys[found] in self.coming
-        return Value("MOVE-06" if half else self.blame("lookup"), value=found)
+        return ExactValue("MOVE-06" if half else self.blame("lookup"), value=found)
 
-    def places(self, keys: Sequence[int]) -> Expected:
+    def places(self, keys: Sequence[int]) -> Expectation:
         if any(key not in self.used for key in keys):
             return self.refuse([("KeyNotFound", "MOVE-10")])
         taken = {place for key, place in self.place.items() if key not in keys}
@@ -89,12 +89,12 @@ class Offload(Model):
 
         says = f"places in [0, {self.total}), one per key"
         known = {key: self.place[key] for key in keys if key in self.place}
-        return Choice(
+        return AnyOf(
             self.blame("places"), lambda places: self.place.update(zip(keys, places, strict=True)), says=says,
             seen=lambda: f", where they were: {known}" if known else "", accepts=accepts, length=(len(keys), "MOVE-10"),
         )  # fmt: skip
 
-    def prepare_store(self, keys: Sequence[int]) -> Expected:
+    def prepare_store(self, keys: Sequence[int]) -> Expectation:
         self.seen |= dict.fromkeys(keys)
         new = [key for key in dict.fromkeys(keys) if key not in self.used]
         count = max(0, len(new) - self.free)
@@ -118,11 +118,11 @@ class Offload(Model):
 
         any_order = self.any_order or not self.unsure.isdisjoint(may_go)
         then, says = self.did("prepare_store", change), f"{new} to be stored, {count} of {may_go} evicted"
-        return Prepared(
+        return PreparedStore(
             "MOVE-10", then, says=says, new=tuple(new), count=count, may_go=tuple(may_go), any_order=any_order
         )  # fmt: skip
 
-    def complete_store(self, keys: Sequence[int], success: bool = True) -> Expected:
+    def complete_store(self, keys: Sequence[int], success: bool = True) -> Expectation:
         coming = [key for key in dict.fromkeys(keys) if key in self.coming]
 
         def change(ok: Any) -> None:
@@ -135,10 +135,10 @@ class Offload(Model):
 
         then, clause = self.did("complete_store" if success else "failed", change), "MOVE-06" if success else "MOVE-08"
         if len(coming) == len(set(keys)):
-            return Expected(clause, then)
-        return TakenOrRefused("MOVE-08", then, kinds=("KeyNotFound",), refused=lambda: self.did("refused")(None))
+            return Expectation(clause, then)
+        return AcceptedOrError("MOVE-08", then, kinds=("KeyNotFound",), refused=lambda: self.did("refused")(None))
 
-    def prepare_load(self, keys: Sequence[int]) -> Expected:
+    def prepare_load(self, keys: Sequence[int]) -> Expectation:
         if any(key not in self.ready for key in keys):
             return self.refuse([("KeyNotFound", "MOVE-06")])
 
@@ -146,16 +146,16 @@ class Offload(Model):
             self.loads.update(keys)
             self._use(keys)
 
-        return Expected("MOVE-09", self.did("prepare_load", change))
+        return Expectation("MOVE-09", self.did("prepare_load", change))
 
-    def complete_load(self, keys: Sequence[int]) -> Expected:
+    def complete_load(self, keys: Sequence[int]) -> Expectation:
         if any(self.loads[key] < count for key, count in Counter(keys).items()):
             return self.refuse([("KeyNotFound", "MOVE-09")])
         clause = "LAW-01" if self.last == "refused" else "MOVE-09"  # the failed call freed some of the loads
-        return Expected(clause, self.did("complete_load", lambda ok: self.loads.subtract(keys)))
+        return Expectation(clause, self.did("complete_load", lambda ok: self.loads.subtract(keys)))
 
-    def touch(self, keys: Sequence[int]) -> Expected:
-        return Expected("MOVE-11", self.did("touch", lambda ok: self._use(keys)))
+    def touch(self, keys: Sequence[int]) -> Expectation:
+        return Expectation("MOVE-11", self.did("touch", lambda ok: self._use(keys)))
 
     def _use(self, keys: Sequence[int]) -> None:
         for key in reversed(keys):

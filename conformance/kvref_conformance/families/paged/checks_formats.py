@@ -5,15 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checking.attending import exact, normal
-from kvref_conformance.checking.expect import equal, raises, same, within
-from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import few, new, takes
-from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families.paged.block_accounting import layers_of, room, to_be_filled, with_room
 from kvref_conformance.families.paged.checks_edits import turned
-from kvref_conformance.families.paged.counting import layers_of, room, to_be_filled, with_room
-from kvref_conformance.families.paged.known import Known, read_back
-from kvref_conformance.oracle.elements import MAX
+from kvref_conformance.families.paged.fixture import PagedFixture, read_back
 from kvref_conformance.oracle.formats import (
     AFFINE,
     GGML,
@@ -29,9 +24,13 @@ from kvref_conformance.oracle.formats import (
     either,
     group_of,
 )
-from kvref_conformance.oracle.groups import is_affine
-from kvref_conformance.oracle.tokens import stored_from, tokens_as
+from kvref_conformance.oracle.formats.per_group import is_affine
+from kvref_conformance.oracle.formats.small_floats import MAX
+from kvref_conformance.oracle.token_storage import stored_from, tokens_as
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, expected_attention, normal, raises
+from kvref_conformance.testlib.fixtures import formats_of, new, sample_formats, supports
+from kvref_conformance.testlib.registry import check
 
 KEY_SCALE, VALUE_SCALE = 0.5, 0.037  # scales of the static formats
 LARGEST = float(np.finfo(np.float32).max)
@@ -42,7 +41,7 @@ PLACES = (SYMMETRIC, AFFINE, STATIC, ROTATED, tuple(name for name in IN_GROUPS i
 
 def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
     """Returns the formats of `among` that it stores with an allowed head_dim. Raises NotOffered if there is none."""
-    there = (name for name in among if takes(subject, "dtype", name))
+    there = (name for name in among if supports(subject, "dtype", name))
     dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in there}
     found = [name for name, each in dims.items() if not any(dim % group_of(name) for dim in each)]
     if not found:
@@ -64,16 +63,16 @@ def of_format(name: str, groups: int = 1) -> dict[str, Any]:
     return {"dtype": name, "head_dim": dim_of(name, groups), "num_layers": 1} | given
 
 
-def pages(subject: Subject) -> Iterator[Known]:
+def pages(subject: Subject) -> Iterator[PagedFixture]:
     """Yields a cache of one layer for each place where formats store their scales."""
     for name in of_each_kind(subject, PLACES):
-        yield Known(subject, with_room(subject, 8, **of_format(name)))
+        yield PagedFixture(subject, with_room(subject, 8, **of_format(name)))
 
 
 @check("PAGED-18a", "paged")
 def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
     for name in of_each_kind(subject, count=2):
-        cache = Known(subject, with_room(subject, 8, **of_format(name, 2)))
+        cache = PagedFixture(subject, with_room(subject, 8, **of_format(name, 2)))
         sequences, half = [cache.create(1) for _ in range(subject.size("sequences", 2))], cache.size // 2 + 1
         for sequence in sequences:  # the blocks of the sequences alternate
             cache.write(sequence, 0, 1, half)
@@ -157,7 +156,7 @@ def scales_move_with_their_tokens(subject: Subject) -> None:
 @check("PAGED-18e", "paged")
 def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
     for name in of_each_kind(subject, PLACES):
-        cache = Known(subject, to_be_filled(subject, 2, **of_format(name)))
+        cache = PagedFixture(subject, to_be_filled(subject, 2, **of_format(name)))
         for _ in range(3):
             sequence = cache.create(room(cache.cache) * cache.size - 1)
             cache.look(f"in reused blocks, in {name}")
@@ -184,7 +183,7 @@ def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subjec
             with raises("NonFinite"):
                 cache.cache.write(sequence, 0, start, good[0], bad)
             cache.look(f"after a rejected write of values too large for {name} at {start}")
-            equal(cache.seen(), before, f"blocks after a rejected write of values too large for {name} at {start}")
+            assert_equal(cache.seen(), before, f"blocks after a rejected write of values too large for {name} at {start}")
     if not tried:
         raise NotOffered("finite inputs that a format with scales cannot store")
 
@@ -193,9 +192,9 @@ def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subjec
 def pages_that_no_group_goes_into_are_refused(subject: Subject) -> None:
     tried = [
         (name, dim)
-        for name in few(subject, taken(subject, IN_GROUPS))
+        for name in sample_formats(subject, taken(subject, IN_GROUPS))
         for dim in (group_of(name) + 1, group_of(name) // 2)
-        if takes(subject, "head_dim", dim)
+        if supports(subject, "head_dim", dim)
     ]
     if not tried:
         raise NotOffered("a head_dim that is not a multiple of a group")
@@ -210,11 +209,11 @@ def attention_over_pages_with_scales_is_over_what_they_read_as(subject: Subject)
     for cache in pages(subject):
         sequence, heads = cache.create(cache.size + 1), cache.row[0] * subject.size("group_size", 2)
         query, scale = normal(subject, 2, heads, cache.row[1]), 2.5 / cache.row[1]
-        want, bound = exact(
+        want, bound = expected_attention(
             subject, query, *cache.cache.gather(sequence, 0), scale=scale, rotated=cache.cache.config["dtype"] in ROTATED
         )
         got = cache.cache.attend(sequence, 0, query, scale)
-        within(got, want, bound, f"attention over tokens in {cache.cache.config['dtype']}")
+        assert_within(got, want, bound, f"attention over tokens in {cache.cache.config['dtype']}")
 
 
 @check("PAGED-17a", "paged")
@@ -240,7 +239,7 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
         cache = with_room(subject, 8, **of_format(name) | {"head_dim": dim, "num_layers": 2})
         if cache.config["head_dim"] % 2:
             raise NotOffered(f"an even head_dim, where its limits say {cache.config['head_dim']}")
-        known, parent, layers = Known(subject, cache), cache.create(), layers_of(cache)
+        known, parent, layers = PagedFixture(subject, cache), cache.create(), layers_of(cache)
         for layer in layers:
             keys, values = known.given(known.size + 4)
             keys[::2, :, 0] = 4 * np.abs(keys[::2]).max(axis=2)
@@ -251,12 +250,12 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
         for layer, (keys, values) in zip(layers, before, strict=True):
             got_keys, got_values = cache.gather(child, layer)
             what = f"layer {layer} after remove, in {name}"
-            same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
-            same(got_keys[:1], keys[:1], f"keys before the removed tokens, of {what}")
+            assert_same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
+            assert_same(got_keys[:1], keys[:1], f"keys before the removed tokens, of {what}")
             want, length = turned(keys[3:], -2, 10_000.0, "halves")
             off = stored_from(want, 4.01 * 2.0**-24 * length, name, cache.config.get("key_scale"), subject.level)
-            within(got_keys[1:], want, off, f"moved keys of {what}")
-            same(cache.gather(parent, layer)[0], keys, f"keys of the parent, of {what}")
+            assert_within(got_keys[1:], want, off, f"moved keys of {what}")
+            assert_same(cache.gather(parent, layer)[0], keys, f"keys of the parent, of {what}")
 
 
 @check("EDIT-10f", "paged")
@@ -278,4 +277,47 @@ def turned_keys_that_a_format_cannot_hold_are_refused(subject: Subject) -> None:
             cache.remove(sequence, 0, 1, 10_000.0)
         for layer, pair in zip(layers_of(cache), before, strict=True):
             for what, got, want in zip(("keys", "values"), cache.gather(sequence, layer), pair, strict=True):
-                same(got, want, f"{what} of layer {layer} after a rejected remove, in {name}")
+                assert_same(got, want, f"{what} of layer {layer} after a rejected remove, in {name}")
+
+
+# Checks of FMT-STATIC: a paged cache with a given scale for keys and one for values.
+
+LOUD = np.float32(2.0**6)  # larger than a scale computed from earlier tokens could represent
+
+
+class LouderFixture(PagedFixture):
+    """A cache in which the values of each write are larger than before, until they are clipped."""
+
+    loud = np.float32(1)
+
+    def given(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        keys, values = super().given(count)
+        self.loud = min(self.loud * 4, LOUD) if count else self.loud
+        return keys * self.loud, values * self.loud
+
+
+@check("FMT-STATIC-06ab", "paged")
+def pages_hold_keys_and_values_by_the_scale_that_is_theirs(subject: Subject) -> None:
+    for name in formats_of(subject, "dtype", *STATIC):
+        for given in (
+            {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE},
+            {"key_scale": KEY_SCALE},
+            {"value_scale": VALUE_SCALE},
+            {},
+        ):
+            cache = LouderFixture(subject, with_room(subject, 8, dtype=name, num_layers=1, **given))
+            sequence = cache.create(cache.size + 1)
+            cache.write(sequence, 0, cache.size, 2)
+            cache.look(f"in {name} with scales {given or 'not given'}")
+
+
+@check("FMT-STATIC-05ab", "paged")
+def pages_of_a_scale_that_is_none_are_refused(subject: Subject) -> None:
+    for name in formats_of(subject, "dtype", *STATIC):
+        config = new(subject, subject.family, dtype=name).config
+        others = [other for other in ("int8", "float32") if supports(subject, "dtype", other)]
+        wrong = [(name, scale) for scale in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf"))))]
+        for dtype, scale in (*wrong, *((other, 0.5) for other in others)):
+            for which in ("key_scale", "value_scale"):
+                with raises("ConfigError"):
+                    subject.new(subject.family, **config | {"dtype": dtype, which: scale})

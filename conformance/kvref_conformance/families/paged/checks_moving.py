@@ -5,20 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, pair, raises
-from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import at_least, formats_of, new, one_of_each_kind, pair_of_tokens
-from kvref_conformance.conversation.handle import Handle
-from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE, STATIC, dim_of, inner_of
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises
+from kvref_conformance.testlib.fixtures import at_least, formats_of, new, one_of_each_kind, pair_of_tokens
+from kvref_conformance.testlib.registry import check
 
 TOKENS = 7  # more than two blocks of 3
 Layers = list[tuple[NDArray, NDArray]]
 
 
-def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> Handle:
+def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> ObjectProxy:
     """Returns a cache with room for at least `blocks` blocks of 3 tokens per layer."""
     layers, size = subject.size("num_layers", 2), subject.size("block_size", 3)
     wanted = -(-blocks * 3 // size) * layers + layers
@@ -27,7 +27,7 @@ def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> Handle:
     return cache
 
 
-def written(subject: Subject, cache: Handle, *lengths: int) -> tuple[int, Layers]:
+def cache_of_bits(subject: Subject, cache: ObjectProxy, *lengths: int) -> tuple[int, Layers]:
     """Returns a sequence with lengths[i] tokens in layer i (the last length for further layers), and what it reads as."""
     sequence, held = cache.create(), Layers()
     for layer in range(cache.config["num_layers"]):
@@ -38,16 +38,16 @@ def written(subject: Subject, cache: Handle, *lengths: int) -> tuple[int, Layers
     return sequence, held
 
 
-def holds(cache: Handle, sequence: int, held: Layers, when: str) -> None:
+def holds(cache: ObjectProxy, sequence: int, held: Layers, when: str) -> None:
     for layer, tokens in enumerate(held):
-        equal(cache.length(sequence, layer), len(tokens[0]), f"length of layer {layer} {when}")
-        pair(cache.gather(sequence, layer), tokens, f"layer {layer} {when}")
+        assert_equal(cache.length(sequence, layer), len(tokens[0]), f"length of layer {layer} {when}")
+        assert_pair(cache.gather(sequence, layer), tokens, f"layer {layer} {when}")
 
 
-def is_empty(cache: Handle, sequence: int, when: str) -> None:
+def is_empty(cache: ObjectProxy, sequence: int, when: str) -> None:
     """Raises Broken unless the sequence is empty."""
     for layer in range(cache.config["num_layers"]):
-        equal(cache.length(sequence, layer), 0, f"length of layer {layer} {when}")
+        assert_equal(cache.length(sequence, layer), 0, f"length of layer {layer} {when}")
     with raises("PositionOutOfRange"):
         cache.read(sequence, 0, [0])
 
@@ -55,7 +55,7 @@ def is_empty(cache: Handle, sequence: int, when: str) -> None:
 @check("MOVE-01ac", "paged")
 def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
     cache, other = roomy(subject), roomy(subject)
-    sequence, held = written(subject, cache, TOKENS, TOKENS - 3)
+    sequence, held = cache_of_bits(subject, cache, TOKENS, TOKENS - 3)
     loaded = other.create()
     other.load(loaded, cache.save(sequence))
     holds(other, loaded, held, "after load into another cache")
@@ -63,28 +63,28 @@ def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
         more = pair_of_tokens(subject, 2)
         other.write(loaded, layer, len(keys), *more)
         whole = np.concatenate([keys, more[0]]), np.concatenate([values, more[1]])
-        pair(other.gather(loaded, layer), whole, f"layer {layer} after load and 2 more tokens")
+        assert_pair(other.gather(loaded, layer), whole, f"layer {layer} after load and 2 more tokens")
 
 
 @check("MOVE-01e", "paged")
 def a_loaded_table_has_the_entries_that_the_tokens_need(subject: Subject) -> None:
     cache, other = roomy(subject), roomy(subject)
-    sequence, _ = written(subject, cache, TOKENS, TOKENS - 3)
-    loaded, _ = written(subject, other, 1)
+    sequence, _ = cache_of_bits(subject, cache, TOKENS, TOKENS - 3)
+    loaded, _ = cache_of_bits(subject, other, 1)
     other.ensure_capacity(loaded, TOKENS + 6)  # more entries than the load needs
     other.load(loaded, cache.save(sequence))
     for layer in range(other.config["num_layers"]):
         entries = len(other.block_table(loaded, layer))
-        equal(entries, -(-TOKENS // other.config["block_size"]), f"entries of the table of layer {layer} after load")
+        assert_equal(entries, -(-TOKENS // other.config["block_size"]), f"entries of the table of layer {layer} after load")
 
 
 @check("MOVE-01d", "paged")
 def a_load_changes_no_other_sequence(subject: Subject) -> None:
     subject.need(sequences=3)
     cache = roomy(subject, 16)
-    sequence, held = written(subject, cache, TOKENS)
+    sequence, held = cache_of_bits(subject, cache, TOKENS)
     data = cache.save(sequence)
-    one, others = written(subject, cache, 5)
+    one, others = cache_of_bits(subject, cache, 5)
     child = cache.fork(one)
     cache.load(child, data)
     holds(cache, child, held, "after load into a fork")
@@ -92,14 +92,14 @@ def a_load_changes_no_other_sequence(subject: Subject) -> None:
     holds(cache, sequence, held, "of the saved sequence")
     free = cache.num_free_blocks
     cache.drop(child)
-    equal(cache.num_free_blocks >= free, True, "whether drop of the loaded sequence freed its blocks")
+    assert_equal(cache.num_free_blocks >= free, True, "whether drop of the loaded sequence freed its blocks")
     holds(cache, one, others, "of the parent after drop of its fork")
 
 
 @check("MOVE-02c", "paged")
 def too_few_blocks_change_nothing(subject: Subject) -> None:
     cache = roomy(subject)
-    sequence, _ = written(subject, cache, TOKENS)
+    sequence, _ = cache_of_bits(subject, cache, TOKENS)
     layers, size = cache.config["num_layers"], cache.config["block_size"]
     small = new(subject, "paged", **cache.config | {"num_blocks": layers})
     if small.config["num_blocks"] // layers * size >= TOKENS:
@@ -109,15 +109,15 @@ def too_few_blocks_change_nothing(subject: Subject) -> None:
     before, free = [np.array(part) for part in small.gather(one, 0)], small.num_free_blocks
     with raises("OutOfBlocks"):
         small.load(one, cache.save(sequence))
-    pair(small.gather(one, 0), (before[0], before[1]), "a sequence after load raised OutOfBlocks")
-    equal(small.num_free_blocks, free, "num_free_blocks after load raised OutOfBlocks")
+    assert_pair(small.gather(one, 0), (before[0], before[1]), "a sequence after load raised OutOfBlocks")
+    assert_equal(small.num_free_blocks, free, "num_free_blocks after load raised OutOfBlocks")
 
 
 @check("MOVE-02b", "paged")
 def another_given_scale_is_another_format(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *STATIC):
         cache = roomy(subject, dtype=name, key_scale=0.5, value_scale=0.1)
-        sequence, held = written(subject, cache, TOKENS)
+        sequence, held = cache_of_bits(subject, cache, TOKENS)
         data = cache.save(sequence)
         others: tuple[dict[str, Any], ...] = (
             {"key_scale": 0.25, "value_scale": 0.1},
@@ -133,7 +133,7 @@ def another_given_scale_is_another_format(subject: Subject) -> None:
         same_scales.load(loaded, data)
         holds(same_scales, loaded, held, f"after load into a cache with the same scales, in {name}")
         plain, ones = roomy(subject, dtype=name), roomy(subject, dtype=name, key_scale=1.0, value_scale=1.0)
-        sequence, held = written(subject, plain, TOKENS)
+        sequence, held = cache_of_bits(subject, plain, TOKENS)
         loaded = ones.create()
         ones.load(loaded, plain.save(sequence))
         holds(ones, loaded, held, f"after load from a cache without given scales into one with scales of 1, in {name}")
@@ -142,7 +142,7 @@ def another_given_scale_is_another_format(subject: Subject) -> None:
 @check("MOVE-03d", "paged")
 def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
     cache = roomy(subject)
-    sequence, held = written(subject, cache, 3)
+    sequence, held = cache_of_bits(subject, cache, 3)
     data = cache.save(sequence)
     for name, args in (("save", ()), ("load", (data,))):
         with raises("SequenceNotFound"):
@@ -154,7 +154,7 @@ def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
 def copies_and_shifts_are_in_it(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = roomy(subject, 16)
-    sequence, _ = written(subject, cache, TOKENS)
+    sequence, _ = cache_of_bits(subject, cache, TOKENS)
     child = cache.fork(sequence)
     cache.write(child, 0, 1, *pair_of_tokens(subject, 2))  # in a shared block
     copied, want = cache.save(child), snapshot(cache, child)
@@ -167,7 +167,7 @@ def copies_and_shifts_are_in_it(subject: Subject) -> None:
     holds(cache, child, moved, "after load of a file saved after remove")
 
 
-def snapshot(cache: Handle, sequence: int) -> Layers:
+def snapshot(cache: ObjectProxy, sequence: int) -> Layers:
     found = Layers()
     for layer in range(cache.config["num_layers"]):
         keys, values = cache.gather(sequence, layer)
@@ -178,7 +178,7 @@ def snapshot(cache: Handle, sequence: int) -> Layers:
 def come_together(subject: Subject, cut: str, *spans: list[int], **sizes: Any) -> None:
     """Saves a sequence in these parts, loads them in reverse order, and compares the result."""
     cache, other = roomy(subject, **sizes), roomy(subject, **sizes)
-    sequence, held = written(subject, cache, TOKENS, TOKENS - 2)
+    sequence, held = cache_of_bits(subject, cache, TOKENS, TOKENS - 2)
     loaded = other.create()
     parts = [cache.save(sequence, **{cut: span}) for span in spans]
     cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1, dim=cache.config["head_dim"]))  # not in any of the parts
@@ -186,7 +186,7 @@ def come_together(subject: Subject, cut: str, *spans: list[int], **sizes: Any) -
         is_empty(other, loaded, f"before the last part of its {cut} was loaded")
         other.load(loaded, part)
     holds(other, loaded, held, f"after all parts of its {cut} were loaded, in {cache.config['dtype']}")
-    equal(other.num_free_blocks, fresh_free(subject, held, **sizes), "num_free_blocks after all parts were loaded")
+    assert_equal(other.num_free_blocks, fresh_free(subject, held, **sizes), "num_free_blocks after all parts were loaded")
 
 
 def fresh_free(subject: Subject, held: Layers, **sizes: Any) -> int:
@@ -230,11 +230,11 @@ def parts_have_their_codes_scales_and_zeros(subject: Subject) -> None:
 def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = roomy(subject, 24)
-    sequence, held = written(subject, cache, TOKENS)
-    another, _ = written(subject, cache, TOKENS - 1)
+    sequence, held = cache_of_bits(subject, cache, TOKENS)
+    another, _ = cache_of_bits(subject, cache, TOKENS - 1)
     first, second = cache.save(sequence, tokens=[0, 3]), cache.save(sequence, tokens=[3, TOKENS])
     of_another = cache.save(another, tokens=[3, TOKENS - 1])
-    uneven, _ = written(subject, cache, *[TOKENS] * (len(held) - 1), TOKENS - 1)
+    uneven, _ = cache_of_bits(subject, cache, *[TOKENS] * (len(held) - 1), TOKENS - 1)
     of_uneven = cache.save(uneven, tokens=[3, TOKENS - 1])
     cache.drop(uneven)
     cache.load(another, first)
@@ -246,7 +246,7 @@ def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
     for wrong in (first, of_another, of_uneven, one_head):
         with raises("ConfigError"):
             cache.load(another, wrong)
-    equal(cache.length(another, 0), TOKENS - 1, "length of the target before all parts are loaded")
+    assert_equal(cache.length(another, 0), TOKENS - 1, "length of the target before all parts are loaded")
     cache.load(another, second)
     holds(cache, another, held, "after all parts, and rejected wrong ones")
 
@@ -254,9 +254,9 @@ def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
 @check("MOVE-05d", "paged")
 def parts_wait_while_the_sequence_goes_on(subject: Subject) -> None:
     cache, other = roomy(subject), roomy(subject, 16)
-    sequence, held = written(subject, cache, TOKENS)
+    sequence, held = cache_of_bits(subject, cache, TOKENS)
     first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))
-    loaded, own = written(subject, other, 5)
+    loaded, own = cache_of_bits(subject, other, 5)
     other.load(loaded, first)
     more = pair_of_tokens(subject, 2)
     for layer, tokens in enumerate(own):
@@ -274,9 +274,9 @@ def parts_wait_while_the_sequence_goes_on(subject: Subject) -> None:
 def parts_are_nobody_elses(subject: Subject) -> None:
     subject.need(sequences=3)
     cache, other = roomy(subject), roomy(subject, 32)
-    sequence, held = written(subject, cache, TOKENS)
+    sequence, held = cache_of_bits(subject, cache, TOKENS)
     first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))
-    loaded, own = written(subject, other, 5)
+    loaded, own = cache_of_bits(subject, other, 5)
     other.load(loaded, first)
     children = [other.create()]
     other.load(children[0], other.save(loaded))
@@ -291,7 +291,7 @@ def parts_are_nobody_elses(subject: Subject) -> None:
 @check("MOVE-05e", "paged")
 def room_of_parts_is_given_back(subject: Subject) -> None:
     cache = roomy(subject)
-    sequence, held = written(subject, cache, TOKENS)
+    sequence, held = cache_of_bits(subject, cache, TOKENS)
     part, whole = cache.save(sequence, tokens=[0, 3]), cache.save(sequence)
     cache.drop(sequence)
     free = cache.num_free_blocks
@@ -299,11 +299,11 @@ def room_of_parts_is_given_back(subject: Subject) -> None:
         begun = cache.create()
         cache.load(begun, part)
         cache.drop(begun)
-        equal(cache.num_free_blocks, free, "num_free_blocks after drop of a sequence with a loaded part")
+        assert_equal(cache.num_free_blocks, free, "num_free_blocks after drop of a sequence with a loaded part")
     begun = cache.create()
     cache.load(begun, part)
     cache.load(begun, whole)
     holds(cache, begun, held, "after load of a part, and then of the whole")
-    equal(cache.num_free_blocks, fresh_free(subject, held), "num_free_blocks after load of a part, and then of the whole")
+    assert_equal(cache.num_free_blocks, fresh_free(subject, held), "num_free_blocks after load of a part, and then of the whole")
     cache.drop(begun)
-    equal(cache.num_free_blocks, free, "num_free_blocks after drop of a sequence that was loaded in part and whole")
+    assert_equal(cache.num_free_blocks, free, "num_free_blocks after drop of a sequence that was loaded in part and whole")

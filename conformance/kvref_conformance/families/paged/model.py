@@ -7,27 +7,34 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.conversation.exchange import show
-from kvref_conformance.families.paged.held import Held, Place, Way, cutting, forking, outcome, removing
-from kvref_conformance.families.paged.stored import stacked, stored
-from kvref_conformance.families.paged.tables import Layer, Tables
+from kvref_conformance.calls.messages import show
+from kvref_conformance.families.paged.ownership_model import (
+    Alternative,
+    OwnershipState,
+    TableEntry,
+    cutting,
+    forking,
+    outcome,
+    removing,
+)
+from kvref_conformance.families.paged.table_model import LayerTable, TableModel, stacked, stored
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attended, wrong_query
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Choice,
-    Expected,
-    Refused,
-    TakenOrRefused,
-    Unjudged,
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    AnyOf,
+    Expectation,
+    ExpectedArrays,
+    ExpectedError,
+    UnjudgedReply,
     exactly,
     not_in_range,
     tokens_of,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Look
-from kvref_conformance.oracle.moved import Movable
-from kvref_conformance.oracle.tokens import unstorable
+)
+from kvref_conformance.oracle.reference_model import Look
+from kvref_conformance.oracle.saved_state import SerializableModel
+from kvref_conformance.oracle.token_storage import unstorable
 from kvref_conformance.outcome import Broken
 
 # The clause that wrong tokens break, by the last operation on their sequence.
@@ -39,7 +46,7 @@ ANY_TOKENS = {"refused": "LAW-01", "no copy": "SHARE-07", "save": "MOVE-04", "no
 
 
 @dataclass(frozen=True)
-class NewOrRefused(TakenOrRefused):
+class NewOrRefused(AcceptedOrError):
     """The result of fork: an id that was never used, or OutOfBlocks if there was no room for copies."""
 
     says: str = ""
@@ -50,7 +57,7 @@ class NewOrRefused(TakenOrRefused):
             raise Broken(op, self.says, show(ok), "PAGED-01")
 
 
-class Paged(Tables, Movable):
+class Paged(TableModel, SerializableModel):
     family = "paged"
     no_room = ("OutOfBlocks",)
 
@@ -61,21 +68,21 @@ class Paged(Tables, Movable):
                 found += [(name, {"sequence": sequence, "layer": layer}) for name in ("length", "block_table", "gather")]
         return found
 
-    def create(self) -> Expected:
+    def create(self) -> Expectation:
         def change(sequence: int) -> None:
-            self._open(sequence, sequence, [Layer([]) for _ in range(self.layers)])
+            self._open(sequence, sequence, [LayerTable([]) for _ in range(self.layers)])
             for held in self.ways:
                 held.tables[sequence] = []
 
         used = set(self.ids)
         says = f"an id never used before, not among {sorted(used)}"
-        return Choice("PAGED-01", self.did("create", change), says=says, accepts=lambda id: id not in used)
+        return AnyOf("PAGED-01", self.did("create", change), says=says, accepts=lambda id: id not in used)
 
-    def _open(self, sequence: int, kin: int, layers: list[Layer]) -> None:
+    def _open(self, sequence: int, kin: int, layers: list[LayerTable]) -> None:
         self.ids.add(sequence)
         self.sequences[sequence], self.kin[sequence] = layers, kin
 
-    def drop(self, sequence: Any) -> Expected:
+    def drop(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
             return self.refuse(wrong)
         shared = self._shares(sequence)
@@ -88,16 +95,16 @@ class Paged(Tables, Movable):
                 held.forget()
             self.settle(self.ways)
 
-        return Expected("SHARE-06" if shared else "PAGED-07", self.did("parted" if shared else "drop", change))
+        return Expectation("SHARE-06" if shared else "PAGED-07", self.did("parted" if shared else "drop", change))
 
-    def fork(self, sequence: Any) -> Expected:
+    def fork(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
             return self.refuse(wrong)
         layers = [list(layer.tokens) for layer in self.sequences[sequence]]
         lengths, used = list(map(len, layers)), set(self.ids)
         child = -1 - len(self.ids)  # a placeholder until the id is known
 
-        def ways(held: Held) -> Iterable[Way]:
+        def ways(held: OwnershipState) -> Iterable[Alternative]:
             return forking(held, sequence, child, lengths, self.size)
 
         found = outcome(self.ways, self.total, ways)
@@ -106,15 +113,15 @@ class Paged(Tables, Movable):
             self.settle(found.after)
             for held in self.ways:
                 held.tables[new] = held.tables.pop(child)
-            self._open(new, self.kin[sequence], [Layer(tokens) for tokens in layers])
+            self._open(new, self.kin[sequence], [LayerTable(tokens) for tokens in layers])
             self.written, self.touched = (new, -1, range(0)), {new}
 
         then, says = self.did("fork", change), f"an id never used before, not among {sorted(used)}"
         if found.stays:
             return NewOrRefused("SHARE-03", then, kinds=("OutOfBlocks",), refused=self.none_left(found), says=says, used=used)
-        return Choice("SHARE-03", then, says=says, accepts=lambda id: id not in used)
+        return AnyOf("SHARE-03", then, says=says, accepts=lambda id: id not in used)
 
-    def truncate(self, sequence: Any, length: Any) -> Expected:
+    def truncate(self, sequence: Any, length: Any) -> Expectation:
         wrong = self._unknown(sequence) + not_in_range(length, self._shortest(sequence) + 1, "PositionOutOfRange", "EDIT-02")
         if wrong:
             return self.refuse(wrong)
@@ -126,12 +133,12 @@ class Paged(Tables, Movable):
                 del layer.tokens[length:]
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
-        return Expected("EDIT-01", self.did("truncate", change))
+        return Expectation("EDIT-01", self.did("truncate", change))
 
-    def release_before(self, sequence: Any, position: Any) -> Expected:
+    def release_before(self, sequence: Any, position: Any) -> Expectation:
         raise ValueError("release_before is not modeled; checks judge it")
 
-    def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expected:
+    def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expectation:
         shortest = self._shortest(sequence)
         wrong = self._unknown(sequence) + not_in_range(stop, shortest + 1, "PositionOutOfRange", "EDIT-10")
         wrong += not_in_range(start, 1 + (shortest if wrong else stop), "PositionOutOfRange", "EDIT-10")
@@ -151,13 +158,13 @@ class Paged(Tables, Movable):
 
         then = self.did("remove", change)
         if found.stays and gap:
-            return TakenOrRefused("EDIT-10", then, kinds=("OutOfBlocks",), refused=self.none_left(found))
-        return Expected("EDIT-10", then)
+            return AcceptedOrError("EDIT-10", then, kinds=("OutOfBlocks",), refused=self.none_left(found))
+        return Expectation("EDIT-10", then)
 
     def shape(self) -> Any:
         return self.layers, self.row, self.dtype, self.scales
 
-    def save(self, sequence: Any, layers: Any = None, tokens: Any = None, heads: Any = None) -> Expected:
+    def save(self, sequence: Any, layers: Any = None, tokens: Any = None, heads: Any = None) -> Expectation:
         if wrong := self._unknown(sequence):
             return self.refuse(wrong)
         if (layers, tokens, heads) != (None, None, None):
@@ -165,36 +172,36 @@ class Paged(Tables, Movable):
         content = [list(layer.tokens) for layer in self.sequences[sequence]]
         return self.saving(content, empty=not any(content))
 
-    def load(self, sequence: Any, data: Any) -> Expected:
+    def load(self, sequence: Any, data: Any) -> Expectation:
         wrong, found = self._unknown(sequence), self.moved.get(np.asarray(data).tobytes())
         if wrong or found is None or found.shape != self.shape():
             return self.loading(data, wrong, lambda content: None)
         entries = -(-max(map(len, found.content)) // self.size)
 
-        def ways(held: Held) -> Iterable[Way]:
-            def change(after: Held) -> None:
+        def ways(held: OwnershipState) -> Iterable[Alternative]:
+            def change(after: OwnershipState) -> None:
                 after.tables[sequence] = []
                 after.extend({sequence: entries})
 
             takes, without = self.layers * entries, held.copy()
             without.tables[sequence] = []
-            yield Way(takes, change, least=max(0, takes - held.used() + without.used()))
+            yield Alternative(takes, change, least=max(0, takes - held.used() + without.used()))
 
         after = outcome(self.ways, self.total, ways)
         if not after.goes and not self.lost:
-            return Refused("MOVE-02", kinds=("OutOfBlocks",), refused=lambda: self.did("not loaded")(None))
+            return ExpectedError("MOVE-02", kinds=("OutOfBlocks",), refused=lambda: self.did("not loaded")(None))
 
         def change(content: Any) -> None:
             self.settle(after.after or self.ways)
-            self.sequences[sequence] = [Layer(list(tokens)) for tokens in content]
+            self.sequences[sequence] = [LayerTable(list(tokens)) for tokens in content]
             self.kin[sequence], self.written, self.touched = sequence, (sequence, -1, range(0)), {sequence}
 
         loaded = self.loading(data, wrong, change)
         if after.stays or self.lost:
-            return TakenOrRefused(loaded.clause, loaded.then, kinds=("OutOfBlocks",), refused=self.none_left(after))
+            return AcceptedOrError(loaded.clause, loaded.then, kinds=("OutOfBlocks",), refused=self.none_left(after))
         return loaded
 
-    def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expected:
+    def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         wrong = self._unknown(sequence, layer) + wrong_arrays(*given)
         wrong += not_in_range(start, self._longest(sequence, layer) + 1, "PositionOutOfRange", "PAGED-10")
@@ -213,7 +220,7 @@ class Paged(Tables, Movable):
         needed = {sequence: -(-end // self.size)}
         return self.taking("PAGED-03", needed, places, "taken", change, nan)
 
-    def append(self, sequences: Sequence[Any], layer: Any, keys: Any, values: Any) -> Expected:
+    def append(self, sequences: Sequence[Any], layer: Any, keys: Any, values: Any) -> Expectation:
         shape = (len(sequences), *self.row)
         wrong = self._batch(sequences, layer)
         layers = [] if not_in_range(layer, self.layers, "LayerOutOfRange") else [layer]
@@ -222,7 +229,7 @@ class Paged(Tables, Movable):
             return self.refuse(wrong + short + unstorable(keys, values, self.dtype))
         return self._appending(sequences, layers, keys[None], values[None])
 
-    def append_step(self, sequences: Sequence[Any], keys: Any, values: Any) -> Expected:
+    def append_step(self, sequences: Sequence[Any], keys: Any, values: Any) -> Expectation:
         shape = (self.layers, len(sequences), *self.row)
         layers, wrong = list(range(self.layers)), self._batch(sequences, 0)
         if wrong := wrong + wrong_arrays((keys, shape), (values, shape)):
@@ -239,9 +246,9 @@ class Paged(Tables, Movable):
                 needed[sequence] = -(-tokens // self.size)
         return needed
 
-    def _appending(self, sequences: Sequence[int], layers: list[int], keys: NDArray, values: NDArray) -> Expected:
+    def _appending(self, sequences: Sequence[int], layers: list[int], keys: NDArray, values: NDArray) -> Expectation:
         """Appends keys and values [layers, sequences, num_kv_heads, head_dim] to live sequences."""
-        counts, places = Counter(sequences), list[Place]()
+        counts, places = Counter(sequences), list[TableEntry]()
         new = [stored(key, value, self.dtype, self.scales) for key, value in zip(keys, values, strict=True)]
         for sequence, layer in ((sequence, layer) for sequence in counts for layer in layers):
             length = len(self.sequences[sequence][layer].tokens)
@@ -258,16 +265,16 @@ class Paged(Tables, Movable):
         needed, nan = self._needed(sequences, layers), any(nan for _, nan in new)
         return self.taking("PAGED-16", needed, places, "append", change, nan, short="PAGED-16")
 
-    def gather(self, sequence: Any, layer: Any) -> Expected:
+    def gather(self, sequence: Any, layer: Any) -> Expectation:
         wrong = self._unknown(sequence, layer)
         return self.refuse(wrong) if wrong else self._tokens(sequence, layer, None)
 
-    def read(self, sequence: Any, layer: Any, positions: Sequence[int]) -> Expected:
+    def read(self, sequence: Any, layer: Any, positions: Sequence[int]) -> Expectation:
         wrong, length = self._unknown(sequence, layer), self._longest(sequence, layer)
         wrong += [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange", "LAW-05")]
         return self.refuse(wrong) if wrong else self._tokens(sequence, layer, list(positions))
 
-    def _tokens(self, sequence: int, layer: int, positions: list[int] | None) -> Expected:
+    def _tokens(self, sequence: int, layer: int, positions: list[int] | None) -> Expectation:
         tokens = self.sequences[sequence][layer].tokens
         positions = list(range(len(tokens))) if positions is None else positions
         parts, unsure = stacked([tokens[position] for position in positions], self.row, self.dtype)
@@ -285,23 +292,23 @@ class Paged(Tables, Movable):
                 return "LAW-02"
             return "PAGED-11" if self.overwrote and positions[index[0]] not in self.written[2] else "LAW-04"
 
-        return Arrays("PAGED-12", names=("keys", "values"), parts=parts, unsure=unsure, clause_at=clause_at)
+        return ExpectedArrays("PAGED-12", names=("keys", "values"), parts=parts, unsure=unsure, clause_at=clause_at)
 
-    def gather_batch(self, sequences: Sequence[Any], layer: Any) -> Expected:
+    def gather_batch(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):
             return self.refuse(wrong)
         each = [self.sequences[sequence][layer].tokens for sequence in sequences]
         parts, unsure = stacked([token for part in each for token in part], self.row, self.dtype)
         if unsure is not None:
-            return Unjudged("LAW-14")
+            return UnjudgedReply("LAW-14")
         offsets = exactly(np.cumsum([0, *map(len, each)]))
-        return Arrays("PAGED-17", names=("keys", "values", "offsets"), parts=(*parts, offsets))
+        return ExpectedArrays("PAGED-17", names=("keys", "values", "offsets"), parts=(*parts, offsets))
 
-    def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
+    def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expectation:
         if wrong := self._unknown(sequence, layer):
             return self.refuse(wrong + wrong_query(query, *self.row))
         parts, unsure = stacked(self.sequences[sequence][layer].tokens, self.row, self.dtype)
-        return attended("ATTN-10", query, *parts, scale) if unsure is None else Unjudged("ATTN-10")
+        return attended("ATTN-10", query, *parts, scale) if unsure is None else UnjudgedReply("ATTN-10")
 
     def _related(self, sequence: int) -> bool:
         """Returns whether the last call changed another sequence of the same family of forks."""

@@ -4,25 +4,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
 from kvref_conformance.families.buffers.model import Buffers, class_of
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Choice,
-    Expected,
-    TakenOrRefused,
-    Value,
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    AnyOf,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
     exactly,
     finite,
     float32,
     not_finite,
     tokens_of,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Look, Model
+)
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 
 
-class Pooled(Model):
+class Pooled(ReferenceModel):
     family = "pooled"
     blamed: ClassVar = {
         ("append", "total_tokens"): "POOL-03", ("clear", "total_tokens"): "POOL-05", ("clear", "stats"): "POOL-05",
@@ -48,10 +48,10 @@ class Pooled(Model):
     def looks(self) -> list[Look]:
         return [("total_tokens", {}), ("stats", {}), ("read", {})]
 
-    def total_tokens(self) -> Expected:
-        return Value(self.blame("total_tokens"), value=len(self.tokens))
+    def total_tokens(self) -> Expectation:
+        return ExactValue(self.blame("total_tokens"), value=len(self.tokens))
 
-    def append(self, keys: Any, values: Any) -> Expected:
+    def append(self, keys: Any, values: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         wrong, count = wrong_arrays(*given), tokens_of(*given)
         total = len(self.tokens) + count
@@ -73,23 +73,23 @@ class Pooled(Model):
                 self.pool.give_back(self.size)
 
         then = self.did("append", change)
-        return Expected("POOL-02", then) if finite(keys, values) else TakenOrRefused("POOL-02", then)
+        return Expectation("POOL-02", then) if finite(keys, values) else AcceptedOrError("POOL-02", then)
 
-    def read(self) -> Expected:
+    def read(self) -> Expectation:
         parts = [np.array([token[which] for token in self.tokens], np.float32).reshape(-1, *self.row) for which in (0, 1)]
         clause = "POOL-03" if self.evicted else "POOL-02"
-        return Arrays(clause if self.last == "append" else self.blame("read"), names=("keys", "values"),
+        return ExpectedArrays(clause if self.last == "append" else self.blame("read"), names=("keys", "values"),
                       parts=(exactly(parts[0]), exactly(parts[1])))  # fmt: skip
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         def change(ok: Any) -> None:
             for _ in range(2 * self.blocks):
                 self.pool.give_back(self.size)
             self.tokens, self.evicted = [], False
 
-        return Expected("POOL-05", self.did("clear", change))
+        return Expectation("POOL-05", self.did("clear", change))
 
-    def stats(self) -> Expected:
+    def stats(self) -> Expectation:
         live = 2 * self.blocks
         want = {
             "total_tokens": len(self.tokens),
@@ -105,4 +105,4 @@ class Pooled(Model):
             return right and all(got[name] == value for name, value in want.items() if name in got)
 
         clause = "POOL-01" if self.last == "append" and not self.evicted else self.blame("stats")
-        return Choice(clause, says=f"{want}, and {live} buffers of the pool in use", accepts=accepts)
+        return AnyOf(clause, says=f"{want}, and {live} buffers of the pool in use", accepts=accepts)

@@ -4,14 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from kvref_conformance.families.paged.held import Held, Way, outcome
 from kvref_conformance.families.paged.model import NewOrRefused, Paged
-from kvref_conformance.families.paged.stored import Token
-from kvref_conformance.families.paged.tables import Layer
-from kvref_conformance.families.prefix.chains import MOST_TOKEN, Hit, follows, no_tokens, same
-from kvref_conformance.families.prefix.kept import Kept, Key
-from kvref_conformance.oracle.expected import Choice, Expected, Refused, Unjudged, Wrong, not_in_range
-from kvref_conformance.oracle.model import Look
+from kvref_conformance.families.paged.ownership_model import Alternative, OwnershipState, outcome
+from kvref_conformance.families.paged.table_model import LayerTable, Token
+from kvref_conformance.families.prefix.prefix_index_model import MOST_TOKEN, Hit, Key, PrefixIndexState, follows, no_tokens, same
+from kvref_conformance.oracle.expectations import AnyOf, Expectation, ExpectedError, UnjudgedReply, Wrong, not_in_range
+from kvref_conformance.oracle.reference_model import Look
 
 SHOWN = 3  # the number of prompts that are matched after each call
 UNSEEN = 2**40  # a last token, so that all tokens before it can be found
@@ -28,9 +26,9 @@ class Prefix(Paged):
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
-        kept = Kept(self.layers)
+        kept = PrefixIndexState(self.layers)
         kept.total, kept.size = self.total, self.size
-        self.ways: list[Held] = [kept]
+        self.ways: list[OwnershipState] = [kept]
         self.told: dict[int, tuple[str, list[int]]] = {}  # sequence -> (salt, committed tokens)
         self.begun: dict[int, list[int]] = {}  # sequence -> its prompt, while its hit was not observed
         self.asked: list[int] = []  # the last prompt
@@ -42,8 +40,8 @@ class Prefix(Paged):
             held.any_order = switch("other_eviction_order")
 
     @property
-    def kept(self) -> list[Kept]:
-        return [held for held in self.ways if isinstance(held, Kept)]
+    def kept(self) -> list[PrefixIndexState]:
+        return [held for held in self.ways if isinstance(held, PrefixIndexState)]
 
     def looks(self) -> list[Look]:
         """Returns the observations of the paged cache (lengths only of changed sequences), and the match of the last prompts."""
@@ -57,13 +55,13 @@ class Prefix(Paged):
         longest = [key for key in self.rows if not any(follows(other, key) for other in self.rows)]
         return found + [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in longest[-SHOWN:]]
 
-    def create(self) -> Expected:
+    def create(self) -> Expectation:
         return self._then(super().create(), lambda new: self.told.update({new: ("", [])}))
 
-    def load(self, sequence: Any, data: Any) -> Expected:
+    def load(self, sequence: Any, data: Any) -> Expectation:
         raise ValueError("hits after load are not modeled; checks judge them")
 
-    def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+    def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         entries, child = -(-len(tokens) // self.size), -1 - len(self.ids)
         if wrong := no_tokens(tokens):
             free = self.total - max(held.used() for held in self.ways)
@@ -71,17 +69,17 @@ class Prefix(Paged):
             return self.refuse(wrong + short)
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
 
-        def ways(held: Held) -> Iterable[Way]:
-            assert isinstance(held, Kept)
+        def ways(held: OwnershipState) -> Iterable[Alternative]:
+            assert isinstance(held, PrefixIndexState)
             listed = held.references()
             for path, lost in held.paths(keys):
                 revived = sum(not listed[name] for names in path for name in names)
 
-                def change(after: Held, path: Any = path, lost: Any = lost) -> None:
-                    assert isinstance(after, Kept)
+                def change(after: OwnershipState, path: Any = path, lost: Any = lost) -> None:
+                    assert isinstance(after, PrefixIndexState)
                     after.begin(child, keys, path, lost, entries)
 
-                yield Way(revived + self.layers * (entries - len(path)), change)
+                yield Alternative(revived + self.layers * (entries - len(path)), change)
 
         found, used = outcome(self.ways, self.total, ways), set(self.ids)
         if not found.goes:
@@ -91,7 +89,7 @@ class Prefix(Paged):
             self.ways = found.after
             for held in self.kept:
                 held.tables[new], held.hits[new] = held.tables.pop(child), held.hits.pop(child)
-            self._open(new, new, [Layer([]) for _ in range(self.layers)])
+            self._open(new, new, [LayerTable([]) for _ in range(self.layers)])
             self.told[new], self.begun[new], self.asked = (salt, []), list(tokens), list(tokens)
             self.written, self.touched = (new, -1, range(0)), {new}
             if len(self._hits(new)) == 1:
@@ -100,7 +98,7 @@ class Prefix(Paged):
         then, says = self.did("begin", change), f"an id never used before, not among {sorted(used)}"
         if found.stays:
             return NewOrRefused("PREFIX-01", then, kinds=("OutOfBlocks",), refused=self.none_left(found), says=says, used=used)
-        return Choice("PREFIX-01", then, says=says, accepts=lambda id: id not in used)
+        return AnyOf("PREFIX-01", then, says=says, accepts=lambda id: id not in used)
 
     def _hits(self, sequence: int) -> set[int]:
         """Returns the possible hits of a sequence, in blocks."""
@@ -115,7 +113,7 @@ class Prefix(Paged):
             for layer, rows in zip(self.sequences[sequence], self.rows[key], strict=True):
                 layer.tokens += rows
 
-    def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expected:
+    def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong, known = self._unknown(sequence) + no_tokens(tokens), self.told.get(sequence, ("", []))
         wrong += not_in_range(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
         if any(a != b for a, b in zip(tokens, known[1], strict=False)):
@@ -129,15 +127,15 @@ class Prefix(Paged):
         if any(key in self.rows and not same(self.rows[key], each) for key, each in rows.items()):
             raise ValueError("commit of equal tokens with different keys or values is not modeled")
 
-        def ways(held: Held) -> Iterable[Way]:
-            assert isinstance(held, Kept)
+        def ways(held: OwnershipState) -> Iterable[Alternative]:
+            assert isinstance(held, PrefixIndexState)
             for chosen in held.commits(sequence, first, keys):
 
-                def change(after: Held, chosen: Any = chosen) -> None:
-                    assert isinstance(after, Kept)
+                def change(after: OwnershipState, chosen: Any = chosen) -> None:
+                    assert isinstance(after, PrefixIndexState)
                     after.commit(sequence, first, keys, chosen)
 
-                yield Way(0, change)
+                yield Alternative(0, change)
 
         def change(ok: Any) -> None:
             self.settle(outcome(self.ways, self.total, ways).after if keys else self.ways)
@@ -145,13 +143,13 @@ class Prefix(Paged):
             self.rows = {key: each for key, each in self.rows.items() if key not in rows} | rows
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
-        return Expected("PREFIX-02", self.did("commit", change))
+        return Expectation("PREFIX-02", self.did("commit", change))
 
-    def match(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+    def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         if wrong := no_tokens(tokens):
             return self.refuse(wrong)
         if self.lost:
-            return Unjudged("PREFIX-01")
+            return UnjudgedReply("PREFIX-01")
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
         hits = {len(path) for held in self.kept for path, _ in held.paths(keys)}
 
@@ -161,7 +159,7 @@ class Prefix(Paged):
 
         return self._hit(hits, tokens, salt, then)
 
-    def _hit(self, hits: set[int], tokens: Sequence[int], salt: str, then: Callable[[Any], None]) -> Expected:
+    def _hit(self, hits: set[int], tokens: Sequence[int], salt: str, then: Callable[[Any], None]) -> Expectation:
         wanted = {hit * self.size for hit in hits}
         keys = self.chain(tokens, salt)
 
@@ -194,7 +192,7 @@ class Prefix(Paged):
             return "PREFIX-04"
         return "PREFIX-03"
 
-    def reset(self) -> Expected:
+    def reset(self) -> Expectation:
         if self.sequences:
             return self.refuse([("InUse", "PREFIX-11")])
 
@@ -206,9 +204,9 @@ class Prefix(Paged):
                 held.forget()
             self.settle(self.ways)
 
-        return Expected("PREFIX-11", self.did("reset", change))
+        return Expectation("PREFIX-11", self.did("reset", change))
 
-    def drop(self, sequence: Any) -> Expected:
+    def drop(self, sequence: Any) -> Expectation:
         def change(ok: Any) -> None:
             del self.told[sequence]
             for held in self.kept:
@@ -216,13 +214,13 @@ class Prefix(Paged):
 
         return self._then(super().drop(sequence), change)
 
-    def fork(self, sequence: Any) -> Expected:
+    def fork(self, sequence: Any) -> Expectation:
         def change(new: int) -> None:
             self.told[new] = self.told[sequence][0], list(self.told[sequence][1])
 
         return self._then(super().fork(sequence), change)
 
-    def truncate(self, sequence: Any, length: Any) -> Expected:
+    def truncate(self, sequence: Any, length: Any) -> Expectation:
         def change(ok: Any) -> None:
             self._cut(sequence, length)
             for held in self.kept:
@@ -231,11 +229,11 @@ class Prefix(Paged):
 
         return self._then(super().truncate(sequence, length), change)
 
-    def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expected:
+    def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expectation:
         expected = super().remove(sequence, start, stop, theta, layout)
         return self._then(expected, lambda ok: self._cut(sequence, start if start < stop else MOST_TOKEN))
 
-    def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expected:
+    def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expectation:
         expected = super().write(sequence, layer, start, keys, values)
         return self._then(expected, lambda ok: self._cut(sequence, start if len(keys) else MOST_TOKEN))
 
@@ -243,7 +241,7 @@ class Prefix(Paged):
         """Removes the committed tokens from position `length` on."""
         del self.told[sequence][1][length:]
 
-    def length(self, sequence: Any, layer: Any) -> Expected:
+    def length(self, sequence: Any, layer: Any) -> Expectation:
         began = sequence in self.begun or (self.last == "begin" and sequence in self.touched)
         if not began or not_in_range(layer, self.layers, "LayerOutOfRange"):
             return super().length(sequence, layer)
@@ -252,15 +250,15 @@ class Prefix(Paged):
             return self._hit({len(self.told[sequence][1]) // self.size}, self.asked, salt, lambda got: None)
         return self._hit(self._hits(sequence), tokens, salt, lambda got: self._seen(sequence, got // self.size))
 
-    def gather(self, sequence: Any, layer: Any) -> Expected:
+    def gather(self, sequence: Any, layer: Any) -> Expectation:
         if sequence not in self.begun:
             return super().gather(sequence, layer)
         counts = {hit * self.size for hit in self._hits(sequence)}
         says = f"{' or '.join(map(str, sorted(counts)))} tokens"
         then = lambda got: self._seen(sequence, len(got[0]) // self.size)  # noqa: E731
-        return Choice("PREFIX-01", then, says=says, accepts=lambda got: len(got[0]) in counts)
+        return AnyOf("PREFIX-01", then, says=says, accepts=lambda got: len(got[0]) in counts)
 
-    def refuse(self, wrong: Wrong) -> Refused:
+    def refuse(self, wrong: Wrong) -> ExpectedError:
         refused = super().refuse(wrong)
         if wrong[0][1] == "PREFIX-13":
             return replace(refused, refused=lambda: self.did("none begun")(None))
@@ -279,7 +277,7 @@ class Prefix(Paged):
         """Returns the tokens of a block in each layer."""
         return [layer.tokens[entry * self.size : (entry + 1) * self.size] for layer in self.sequences[sequence]]
 
-    def _then(self, expected: Expected, more: Callable[[Any], None]) -> Expected:
+    def _then(self, expected: Expectation, more: Callable[[Any], None]) -> Expectation:
         """Returns `expected` with a further change of the model on success."""
 
         def then(ok: Any) -> None:

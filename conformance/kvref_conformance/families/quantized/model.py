@@ -5,28 +5,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attended, wrong_query
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    TakenOrRefused,
-    Unjudged,
-    Value,
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    UnjudgedReply,
     Wrong,
     float32,
     not_in_range,
     tokens_of,
     wrong_arrays,
-)  # fmt: skip
+)
 from kvref_conformance.oracle.formats import IN_GROUPS, STATIC, inner_of
-from kvref_conformance.oracle.model import Look
-from kvref_conformance.oracle.moved import BLAMED, MovedWhole
-from kvref_conformance.oracle.rows import Reads, read_as
-from kvref_conformance.oracle.tokens import row_bytes, unstorable
+from kvref_conformance.oracle.formats.per_row import ExpectedReads, read_as
+from kvref_conformance.oracle.reference_model import Look
+from kvref_conformance.oracle.saved_state import BLAMED, WholeCacheModel
+from kvref_conformance.oracle.token_storage import row_bytes, unstorable
 
 
-class Quantized(MovedWhole):
+class Quantized(WholeCacheModel):
     family = "quantized"
     no_room = ("CapacityExceeded",)
     held = ("tokens", "unknown")
@@ -42,7 +42,7 @@ class Quantized(MovedWhole):
         super().__init__()
         self.num_layers, self.room, self.row, self.format = num_layers, capacity, (num_kv_heads, head_dim), format
         self.scales = key_scale, value_scale  # None if not passed
-        self.tokens: list[list[tuple[Reads, Reads]]] = [[] for _ in range(num_layers)]
+        self.tokens: list[list[tuple[ExpectedReads, ExpectedReads]]] = [[] for _ in range(num_layers)]
         self.written: set[tuple[int, int]] = set()  # (layer, position) of the tokens of the last append
         self.unknown = False  # a NaN or an infinity was accepted: no clause says how such a row reads
 
@@ -52,14 +52,16 @@ class Quantized(MovedWhole):
             found += [("length", {"layer": layer}), ("read_tokens", {"layer": layer, "positions": list(range(len(tokens)))})]
         return found
 
-    def memory_bytes(self) -> Expected:
-        return Value(self._counted, value=2 * self.num_layers * self.room * self.row[0] * row_bytes(self.row[1], self.format))
+    def memory_bytes(self) -> Expectation:
+        return ExactValue(
+            self._counted, value=2 * self.num_layers * self.room * self.row[0] * row_bytes(self.row[1], self.format)
+        )
 
-    def fp32_bytes(self) -> Expected:
-        return Value("QUANT-07", value=8 * self.num_layers * self.room * self.row[0] * self.row[1])
+    def fp32_bytes(self) -> Expectation:
+        return ExactValue("QUANT-07", value=8 * self.num_layers * self.room * self.row[0] * self.row[1])
 
-    def compression_ratio(self) -> Expected:
-        return Value(self._counted, value=4 * self.row[1] / row_bytes(self.row[1], self.format))
+    def compression_ratio(self) -> Expectation:
+        return ExactValue(self._counted, value=4 * self.row[1] / row_bytes(self.row[1], self.format))
 
     @property
     def _counted(self) -> str:
@@ -67,12 +69,12 @@ class Quantized(MovedWhole):
             return "FMT-STATIC-08"
         return "QUANT-10" if inner_of(self.format) in IN_GROUPS else "QUANT-07"
 
-    def length(self, layer: Any) -> Expected:
+    def length(self, layer: Any) -> Expectation:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):
             return self.refuse(wrong)
-        return Value(self.blame("length"), value=len(self.tokens[layer]))
+        return ExactValue(self.blame("length"), value=len(self.tokens[layer]))
 
-    def append(self, layer: Any, keys: Any, values: Any) -> Expected:
+    def append(self, layer: Any, keys: Any, values: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         wrong, count = not_in_range(layer, self.num_layers, "LayerOutOfRange"), tokens_of(*given)
         too_many = self._too_many(min(map(len, self.tokens if wrong else [self.tokens[layer]])) + count)  # in any layer
@@ -80,19 +82,19 @@ class Quantized(MovedWhole):
             return self.refuse(wrong + unstorable(keys, values, self.format))
         return self._append([layer] * count, keys, values)
 
-    def append_step(self, keys: Any, values: Any) -> Expected:
+    def append_step(self, keys: Any, values: Any) -> Expectation:
         shape = (self.num_layers, *self.row)
         if wrong := wrong_arrays((keys, shape), (values, shape)) + self._too_many(1 + max(map(len, self.tokens))):
             return self.refuse(wrong + unstorable(keys, values, self.format))
         return self._append(list(range(self.num_layers)), keys, values)
 
-    def _stored(self, rows: Any, scale: float | None) -> Reads:
+    def _stored(self, rows: Any, scale: float | None) -> ExpectedReads:
         return read_as(np.where(np.isfinite(float32(rows)), float32(rows), 0), self.format, scale)
 
     def _too_many(self, tokens: int) -> Wrong:
         return [("CapacityExceeded", "QUANT-02")] if tokens > self.room else []
 
-    def _append(self, layers: list[int], keys: NDArray, values: NDArray) -> Expected:
+    def _append(self, layers: list[int], keys: NDArray, values: NDArray) -> Expectation:
         """Appends token i to layers[i], which has room for it."""
 
         def change(ok: Any) -> None:
@@ -106,18 +108,18 @@ class Quantized(MovedWhole):
             change(ok)
 
         if unstorable(keys, values, self.format):
-            return TakenOrRefused("QUANT-01", self.did("append", taken), refused=lambda: self.did("refused")(None))
-        return Expected("QUANT-01", self.did("append", change))
+            return AcceptedOrError("QUANT-01", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expectation("QUANT-01", self.did("append", change))
 
-    def read_tokens(self, layer: Any, positions: Sequence[int]) -> Expected:
+    def read_tokens(self, layer: Any, positions: Sequence[int]) -> Expectation:
         wrong = self._out_of_range(layer, positions)
         return self.refuse(wrong) if wrong else self._read(layer, list(positions), (...,), self.row)
 
-    def read_token(self, layer: Any, position: Any) -> Expected:
+    def read_token(self, layer: Any, position: Any) -> Expectation:
         wrong = self._out_of_range(layer, [position])
         return self.refuse(wrong) if wrong else self._read(layer, [position], (0,), self.row)
 
-    def read_head(self, layer: Any, position: Any, head: Any) -> Expected:
+    def read_head(self, layer: Any, position: Any, head: Any) -> Expectation:
         wrong = self._out_of_range(layer, [position]) + not_in_range(head, self.row[0], "HeadOutOfRange")
         return self.refuse(wrong) if wrong else self._read(layer, [position], (0, head), self.row)
 
@@ -126,9 +128,9 @@ class Quantized(MovedWhole):
         length = max(map(len, self.tokens if wrong else [self.tokens[layer]]))  # of the longest layer if the layer does not exist
         return wrong + [each for p in positions for each in not_in_range(p, length, "PositionOutOfRange", "LAW-05")]
 
-    def _read(self, layer: int, positions: list[int], index: tuple[Any, ...], row: tuple[int, int]) -> Expected:
+    def _read(self, layer: int, positions: list[int], index: tuple[Any, ...], row: tuple[int, int]) -> Expectation:
         if self.unknown:
-            return Unjudged("LAW-14")
+            return UnjudgedReply("LAW-14")
 
         def clause_at(where: tuple[int, ...], got: NDArray) -> str:
             position = positions[where[0]] if index == (...,) else positions[0]
@@ -138,9 +140,9 @@ class Quantized(MovedWhole):
             return "LAW-04" if written else "QUANT-05"
 
         parts = [_stacked([self.tokens[layer][p][which] for p in positions], row, index) for which in (0, 1)]
-        return Arrays("QUANT-04", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
+        return ExpectedArrays("QUANT-04", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
 
-    def truncate(self, length: Any) -> Expected:
+    def truncate(self, length: Any) -> Expectation:
         shortest = min(map(len, self.tokens))
         if wrong := not_in_range(length, shortest + 1, "PositionOutOfRange", "EDIT-02"):
             return self.refuse(wrong)
@@ -148,14 +150,14 @@ class Quantized(MovedWhole):
         def change(ok: Any) -> None:
             self.tokens = [tokens[:length] for tokens in self.tokens]
 
-        return Expected("EDIT-02" if length == shortest else "EDIT-01", self.did("truncate", change))
+        return Expectation("EDIT-02" if length == shortest else "EDIT-01", self.did("truncate", change))
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         def change(ok: Any) -> None:
             self.tokens = [[] for _ in self.tokens]
             self.unknown = False
 
-        return Expected("QUANT-08", self.did("clear", change))
+        return Expectation("QUANT-08", self.did("clear", change))
 
     def shape(self) -> Any:
         return self.num_layers, self.row, self.format
@@ -166,16 +168,16 @@ class Quantized(MovedWhole):
     def lacks(self, content: dict[str, Any]) -> Wrong:
         return self._too_many(max(map(len, content["tokens"])))
 
-    def attend(self, layer: Any, query: Any, scale: float) -> Expected:
+    def attend(self, layer: Any, query: Any, scale: float) -> Expectation:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):
             return self.refuse(wrong + wrong_query(query, *self.row))
         if self.unknown:
-            return Unjudged("ATTN-10")
+            return UnjudgedReply("ATTN-10")
         keys, values = (_stacked([token[which] for token in self.tokens[layer]], self.row, (...,)) for which in (0, 1))
         return attended("ATTN-10", query, keys, values, scale)
 
 
-def _stacked(tokens: list[Reads], row: tuple[int, ...], index: tuple[Any, ...]) -> Reads:
+def _stacked(tokens: list[ExpectedReads], row: tuple[int, ...], index: tuple[Any, ...]) -> ExpectedReads:
     values = np.array([token.values for token in tokens], np.float32).reshape(-1, *row)
     slack = np.array([token.slack for token in tokens], np.float64).reshape(-1, *row)
-    return Reads(values[index], slack[index])
+    return ExpectedReads(values[index], slack[index])

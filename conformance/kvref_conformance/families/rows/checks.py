@@ -2,27 +2,39 @@
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, may_raise, raises, read, same, shaped, true, within
-from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import held
-from kvref_conformance.conversation.calls import Own
-from kvref_conformance.conversation.subject import Subject, narrow
-from kvref_conformance.families.rows.handed import (
+from kvref_conformance.calls.recorder import OwnArray
+from kvref_conformance.calls.subject import Subject, narrow
+from kvref_conformance.families.rows.input_rows import (
     NEAR,
     adversarial,
     formats_of_rows,
     largest,
     rows_of,
     spread,
+    taken,
     toward_zero,
     widths,
 )
-from kvref_conformance.oracle import elements, ggml
-from kvref_conformance.oracle import rows as oracle
-from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, SYMMETRIC
-from kvref_conformance.oracle.stored import Stored, fl
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.adversarial import given
+from kvref_conformance.oracle.formats import (
+    AFFINE,
+    GGML,
+    GROUPS,
+    IN_GROUPS,
+    STATIC,
+    SYMMETRIC,
+    element_of,
+    ggml,
+    small_floats,
+    static_scale,
+)
+from kvref_conformance.oracle.formats import per_row as oracle
+from kvref_conformance.oracle.formats.stored_rows import StoredRows, fl
 from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, may_raise, raises, read, shaped, true
+from kvref_conformance.testlib.fixtures import round_to_input_dtype
+from kvref_conformance.testlib.registry import check
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 NEGATIVE_ZERO = 0x80  # the code of -0 in both
@@ -30,7 +42,7 @@ EVERY = (*SYMMETRIC, *AFFINE, *IN_GROUPS)
 ORDINARY = np.ones((1, 2), np.float32)  # rows around the row under test: a wrong use of their scale shows
 
 
-def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
+def quantize_and_read(subject: Subject, rows: NDArray, format: str) -> StoredRows:
     """Returns what the implementation stores, with codes unpacked and scales as float32, and the values it reads back."""
     family, width = subject.new("rows"), rows.shape[1]
     codes, scale, zero = family.quantize(rows, format)
@@ -43,7 +55,7 @@ def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
     return oracle.as_read(codes, scale, zero, width, format, values)
 
 
-def read_back(subject: Subject, rows: NDArray | Own, width: int, format: str) -> NDArray:
+def read_back(subject: Subject, rows: NDArray | OwnArray, width: int, format: str) -> NDArray:
     """Returns the values that rows read back as, whatever form they are stored in."""
     family = subject.new("rows")
     values: NDArray = family.dequantize(*family.quantize(rows, format), width, format)
@@ -53,20 +65,20 @@ def read_back(subject: Subject, rows: NDArray | Own, width: int, format: str) ->
 def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format: str = "") -> None:
     """Raises Broken unless scales are bit-identical, or within one unit in the last place at level tolerant (FMT-LEVEL-02)."""
     if subject.level == "exact":
-        same(got, want, what)
+        assert_same(got, want, what)
     else:
-        within(got, want, oracle.ulp_of_scales(want, format), what)
+        assert_within(got, want, oracle.ulp_of_scales(want, format), what)
 
 
 def same_values(subject: Subject, got: NDArray, want: NDArray, what: str) -> None:
     """Raises Broken unless values are bit-identical; at level tolerant, 0 and -0 are equal."""
     if subject.level == "exact":
-        same(got, want, what)
+        assert_same(got, want, what)
     else:
-        same(got + np.float32(0), want + np.float32(0), what)
+        assert_same(got + np.float32(0), want + np.float32(0), what)
 
 
-def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, made: Stored | None = None) -> None:
+def assert_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, made: StoredRows | None = None) -> None:
     """Raises Broken unless codes are those of the definition, or admissible at level tolerant.
 
     made: the stored rows whose scales the codes were made with; None for the scales of the definition.
@@ -88,11 +100,11 @@ def codes_and_scales_equal_the_definition(subject: Subject) -> None:
     for name in formats_of_rows(subject, *EVERY):
         for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
-            got = quantized(subject, rows, name)
+            got = quantize_and_read(subject, rows, name)
             want = oracle.store(rows, name, got.codes)
             for part in ("scale", "zero", "values"):
-                same(getattr(got, part), getattr(want, part), f"{name} {part} of rows of {width}")
-            same_codes(subject, got.codes, rows, name)
+                assert_same(getattr(got, part), getattr(want, part), f"{name} {part} of rows of {width}")
+            assert_codes(subject, got.codes, rows, name)
 
 
 @check("FMT-LEVEL-02ab", "rows")
@@ -100,8 +112,8 @@ def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None
     for name in formats_of_rows(subject, *EVERY):
         for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
-            got, want = quantized(subject, rows, name), oracle.store(rows, name)
-            within(got.scale, want.scale, oracle.ulp_of_scales(want.scale, name), f"{name} scale of rows of {width}")
+            got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
+            assert_within(got.scale, want.scale, oracle.ulp_of_scales(want.scale, name), f"{name} scale of rows of {width}")
             wrong = oracle.inadmissible(rows, got.codes, name, got if name in GROUPS else None)
             if wrong:
                 n, i = wrong[0]
@@ -119,7 +131,7 @@ def within_bound(subject: Subject, *formats: str) -> None:
             if subject.level == "tolerant" and scale is not None:  # or for the scale that it chose within the tolerance
                 want = oracle.with_scales(rows, oracle.as_read(codes, scale, zero, width, name, values), name)
             exact, tolerant = oracle.bounds(rows, want, name)
-            within(values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
+            assert_within(values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
 
 
 @check("FMT-LEVEL-03a", "rows")
@@ -134,7 +146,7 @@ def a_later_larger_row_is_not_clipped_to_an_earlier_scale(subject: Subject) -> N
         family = subject.new("rows")
         for rows in (spread(subject, small), spread(subject, large)):
             got = family.dequantize(*family.quantize(rows, name), rows.shape[1], name)
-            within(got, rows, np.abs(rows).max() / 8, f"{name} values of {rows.tolist()}")
+            assert_within(got, rows, np.abs(rows).max() / 8, f"{name} values of {rows.tolist()}")
 
 
 @check("FMT-LEVEL-05", "rows")
@@ -169,7 +181,7 @@ def _widened(subject: Subject, dtype: str) -> None:
             raise NotOffered(f"{dtype} arrays") from error
         got, wide = read_back(subject, own, width, name), rows.astype(np.float32)
         if "float32" in taken:
-            same(got, read_back(subject, wide, width, name), f"{name} values of {dtype} rows, compared with float32 rows")
+            assert_same(got, read_back(subject, wide, width, name), f"{name} values of {dtype} rows, compared with float32 rows")
         else:
             read(subject, got, oracle.read_as(wide, name), f"{name} values of {dtype} rows")
 
@@ -197,7 +209,7 @@ def the_scale_is_the_maximum_over_127(subject: Subject) -> None:
     subject.formats("int8")
     maxima = np.concatenate([2.0 ** subject.rng.uniform(-30, 120, size=500), [0.0, 1e-6, 127 * 2.0**-23, 1.0, 127.0]])
     rows = spread(subject, np.stack([maxima * f for f in (0.25, -1.0, 0.5)], axis=1))
-    same_scale(subject, quantized(subject, rows, "int8").scale, oracle.store(rows, "int8").scale, "scales")
+    same_scale(subject, quantize_and_read(subject, rows, "int8").scale, oracle.store(rows, "int8").scale, "scales")
 
 
 @check("FMT-INT8-02ab", "rows")
@@ -205,15 +217,15 @@ def codes_are_quotients_rounded_half_away(subject: Subject) -> None:
     subject.formats("int8")
     ties = rows_of(subject, [127.0], np.arange(-126, 126) + 0.5, 8)
     for rows in (ties, toward_zero(subject, ties), adversarial(subject, 64, "int8")):
-        got = quantized(subject, rows, "int8")
+        got = quantize_and_read(subject, rows, "int8")
         true(got.codes.min() >= -127, "the smallest code", "at least -127", got.codes.min())
-        same_codes(subject, got.codes, rows, "int8")
+        assert_codes(subject, got.codes, rows, "int8")
 
 
 def _value_is_decoded_times_scale(subject: Subject, name: str) -> None:
     rows = adversarial(subject, 7, name)
-    got = quantized(subject, rows, name)
-    decoded = got.codes if name == "int8" else elements.decoded(name)[got.codes]
+    got = quantize_and_read(subject, rows, name)
+    decoded = got.codes if name == "int8" else small_floats.decoded(name)[got.codes]
     want = fl(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
     same_values(subject, got.values, want, f"{name} values, compared with codes * scale")
 
@@ -228,18 +240,18 @@ def a_value_is_its_code_times_the_scale(subject: Subject) -> None:
 def a_row_of_zeros_has_codes_of_zero(subject: Subject) -> None:
     subject.formats("int8")
     rows = spread(subject, np.array([[0.0, -0.0, 0.0]]))
-    got = quantized(subject, rows, "int8")
-    equal(got.codes.tolist(), [[0] * rows.shape[1]], "codes of a row of zeros")
-    equal(got.values.tolist(), [[0.0] * rows.shape[1]], "values of a row of zeros")
+    got = quantize_and_read(subject, rows, "int8")
+    assert_equal(got.codes.tolist(), [[0] * rows.shape[1]], "codes of a row of zeros")
+    assert_equal(got.values.tolist(), [[0.0] * rows.shape[1]], "values of a row of zeros")
 
 
 @check("FMT-INT8-05ab", "rows")
 def negating_a_row_negates_its_codes(subject: Subject) -> None:
     subject.formats("int8")
     rows = adversarial(subject, 9, "int8")
-    one, other = quantized(subject, rows, "int8"), quantized(subject, -rows, "int8")
-    same(other.codes, -one.codes, "codes of the negated rows")
-    same(other.scale, one.scale, "scales of the negated rows")
+    one, other = quantize_and_read(subject, rows, "int8"), quantize_and_read(subject, -rows, "int8")
+    assert_same(other.codes, -one.codes, "codes of the negated rows")
+    assert_same(other.scale, one.scale, "scales of the negated rows")
 
 
 @check("FMT-INT8-06", "rows")
@@ -247,31 +259,31 @@ def some_code_is_127(subject: Subject) -> None:
     subject.formats("int8")
     rows = adversarial(subject, 9, "int8")
     rows = rows[np.abs(rows).max(axis=1) > 127 * 2.0**-23]
-    largest = np.abs(quantized(subject, rows, "int8").codes).max(axis=1)
-    same(largest, np.full(len(rows), 127), "largest |code| of each row above the floor")
+    largest = np.abs(quantize_and_read(subject, rows, "int8").codes).max(axis=1)
+    assert_same(largest, np.full(len(rows), 127), "largest |code| of each row above the floor")
 
 
 @check("FMT-INT8-07", "rows")
 def scaling_by_a_power_of_two_keeps_the_codes(subject: Subject) -> None:
     subject.formats("int8")
-    rows = held(subject, subject.rng.normal(size=(50, subject.size("width", 9))))
-    codes = quantized(subject, rows, "int8").codes
+    rows = round_to_input_dtype(subject, subject.rng.normal(size=(50, subject.size("width", 9))))
+    codes = quantize_and_read(subject, rows, "int8").codes
     for power in (-10, -3, 1, 60):
         scaled = rows * np.float32(2.0**power)
-        exact = (held(subject, scaled) == scaled).all(axis=1)  # rows without under- or overflow,
+        exact = (round_to_input_dtype(subject, scaled) == scaled).all(axis=1)  # rows without under- or overflow,
         exact &= np.abs(scaled).max(axis=1) > 127 * 2.0**-23  # also of the scale
-        same(quantized(subject, scaled[exact], "int8").codes, codes[exact], f"codes of rows * 2^{power}")
+        assert_same(quantize_and_read(subject, scaled[exact], "int8").codes, codes[exact], f"codes of rows * 2^{power}")
 
 
 def _requantizing_is_a_fixed_point(subject: Subject, name: str) -> None:
-    once = quantized(subject, adversarial(subject, 9, name), name)
+    once = quantize_and_read(subject, adversarial(subject, 9, name), name)
     values = np.asarray(once.values, dtype=np.float32)
-    exact = (held(subject, values) == values).all(axis=1)  # values that the input dtype can represent
-    twice = quantized(subject, values[exact], name)
+    exact = (round_to_input_dtype(subject, values) == values).all(axis=1)  # values that the input dtype can represent
+    twice = quantize_and_read(subject, values[exact], name)
     got, want = twice.codes, once.codes[exact]
     if name in FP8 and subject.level == "tolerant":  # a zero has either sign
         got, want = (np.where(part == NEGATIVE_ZERO, 0, part) for part in (got, want))
-    same(got, want, f"{name} codes of requantized values")
+    assert_same(got, want, f"{name} codes of requantized values")
     same_scale(subject, twice.scale, once.scale[exact], f"{name} scales of requantized values")
 
 
@@ -291,9 +303,9 @@ def fp8_rows_are_scaled_clipped_and_encoded(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         for width in widths(subject, 1, 5, 64):
             rows = adversarial(subject, width, name)
-            got = quantized(subject, rows, name)
+            got = quantize_and_read(subject, rows, name)
             same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales")
-            same_codes(subject, got.codes, rows, name)
+            assert_codes(subject, got.codes, rows, name)
             true(np.isfinite(got.values).all(), f"{name} values of finite rows", "finite values", got.values.max())
         _value_is_decoded_times_scale(subject, name)
 
@@ -307,3 +319,282 @@ def fp8_values_are_within_half_a_unit_and_rounding(subject: Subject) -> None:
 def requantizing_fp8_changes_nothing(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         _requantizing_is_a_fixed_point(subject, name)
+
+
+# Checks of FMT-AFF: rows with a scale and a zero.
+
+
+@check("FMT-AFF-01ab", "rows")
+def scale_and_zero_span_the_row(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        for width in widths(subject, 1, 6, 33):
+            rows = adversarial(subject, width, name)
+            got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
+            same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {width}")
+            assert_same(
+                got.zero + np.float32(0), want.zero + np.float32(0), f"{name} zeros of rows of {width}"
+            )  # 0 and -0 are equal
+
+
+@check("FMT-AFF-01bc", "rows")
+def a_range_that_overflows_is_refused(subject: Subject) -> None:
+    formats = subject.formats(*AFFINE)
+    subject.need(width=3)
+    if subject.dtype == "float16":
+        raise NotOffered("float16 rows whose range overflows float32")
+    for name in formats:
+        widest = spread(subject, np.array([[1.69e38, -1.69e38, 0.0]]))
+        same_scale(
+            subject,
+            quantize_and_read(subject, widest, name).scale,
+            oracle.store(widest, name).scale,
+            f"{name} scale of +-1.69e38",
+        )
+        for wide in ([3e38, -3e38, 0.0], [-1.8e38, 0.0, 1.8e38]):
+            with raises("NonFinite"):
+                subject.new("rows").quantize(spread(subject, np.array([[1.0, 2.0, 3.0], wide])), name)
+
+
+@check("FMT-AFF-02", "rows")
+def codes_are_rounded_half_away_and_clamped(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        top = oracle.STEPS[name]
+        ties = rows_of(subject, [0.0, top], np.arange(0, top) + 0.5, top + 2)
+        for rows in (ties, round_to_input_dtype(subject, ties + np.float32(1024)), adversarial(subject, 33, name)):
+            got = quantize_and_read(subject, rows, name)
+            true(got.codes.min() >= 0 and got.codes.max() <= top, f"{name} codes", f"in [0, {top + 1})", got.codes.max())
+            assert_codes(subject, got.codes, rows, name)
+
+
+@check("FMT-AFF-04", "rows")
+def a_value_is_rounded_twice(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        rows = adversarial(subject, 33, name)
+        got = quantize_and_read(subject, rows, name)
+        scale, zero = (np.asarray(part, dtype=np.float64)[:, None] for part in (got.scale, got.zero))
+        want = fl(fl(got.codes * scale) + zero).astype(np.float32)
+        same_values(subject, got.values, want, f"{name} values, compared with fl(fl(code * scale) + zero)")
+
+
+@check("FMT-AFF-05", "rows")
+def a_constant_row_reads_back_exactly(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        constants = np.array([[0.0], [3.14159], [-1e-12], [1e30], [-7.0]])
+        rows = taken(subject, np.repeat(constants, subject.size("width", 5), axis=1)) + np.float32(0)  # -0.0 reads back as 0.0
+        got = quantize_and_read(subject, rows, name)
+        assert_same(got.values, rows, f"{name} values of constant rows")
+        assert_equal(int(got.codes.max()), 0, f"{name} codes of constant rows")
+
+
+@check("FMT-AFF-06a", "rows")
+def two_codes_share_a_byte_low_nibble_first(subject: Subject) -> None:
+    subject.formats("q4")
+    for width in widths(subject, 1, 2, 6, 80, 96):
+        _packed(subject, width)
+
+
+@check("FMT-AFF-06b", "rows")
+def an_odd_row_is_padded(subject: Subject) -> None:
+    subject.formats("q4")
+    odd = [width for width in widths(subject, 1, 5, 33, 81) if width % 2]
+    if not odd:
+        raise NotOffered("rows of an odd width")
+    for width in odd:
+        _packed(subject, width)
+
+
+def _packed(subject: Subject, width: int) -> None:
+    family, rows = subject.new("rows"), subject.rng.integers(0, 16, size=(3, width)).astype(np.float32)
+    if width > 1:
+        rows[:, 0], rows[:, 1] = 0, 15
+    codes, scale, zero = family.quantize(rows, "q4")
+    want = oracle.store(rows, "q4").codes
+    padded = np.concatenate([want, np.zeros((3, width % 2), np.int64)], axis=1)
+    packed = (padded[:, 0::2] + 16 * padded[:, 1::2]).astype(np.uint8)
+    assert_same(codes, packed, f"bytes of q4 rows of {width}")
+    assert_same(family.dequantize(codes, scale, zero, width, "q4"), oracle.store(rows, "q4").values, f"q4 values of {width}")
+
+
+@check("FMT-AFF-07", "rows")
+def affine_values_are_within_half_a_step_and_rounding(subject: Subject) -> None:
+    within_bound(subject, *AFFINE)
+
+
+@check("FMT-AFF-08", "rows")
+def no_padding_counts_in_the_range(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        for width in widths(subject, 3, 5, 80, 96):
+            for low in (100.0, -200.0):
+                rows = round_to_input_dtype(subject, low + subject.rng.uniform(0, 1, size=(2, width)))
+                got = quantize_and_read(subject, rows, name)
+                assert_same(
+                    got.zero + np.float32(0), rows.min(axis=1) + np.float32(0), f"{name} zeros of rows of {width} near {low}"
+                )
+                same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales of rows of {width} near {low}")
+
+
+# Checks of LAW-16 for this family.
+
+
+@check("LAW-16", "rows")
+def rows_are_left_alone(subject: Subject) -> None:
+    subject.in_this_process()
+    for name in formats_of_rows(subject, *EVERY):
+        rows = round_to_input_dtype(subject, subject.rng.normal(size=(3, *widths(subject, 5, format=name))))
+        own = subject.own(rows)
+        subject.new("rows").quantize(own, name)
+        assert_same(subject.numpy(own.array), rows, f"the input rows after quantize to {name}")
+
+
+# Checks of LAW-18: rows as long as all heads of a token together, and as many rows as the tokens of a prompt.
+
+
+def judged(subject: Subject, count: int, wanted: int) -> None:
+    """Checks every format at the allowed width nearest to `wanted`. The largest number of each row is its last."""
+    for name in formats_of_rows(subject, *EVERY):
+        (width,) = widths(subject, wanted, format=name)
+        rows = round_to_input_dtype(subject, subject.rng.normal(size=(count, width)))
+        rows[:, -1] = 7
+        got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
+        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {width}", name)
+        assert_codes(subject, got.codes, rows, name, got if name in GROUPS else None)
+        if subject.level == "exact":
+            assert_same(got.values, want.values, f"{name} values of {count} rows of {width}")
+        else:
+            assert_within(
+                got.values,
+                rows,
+                oracle.bounds(rows, oracle.with_scales(rows, got, name), name)[1],
+                f"{name} values of {count} rows of {width}",
+            )
+
+
+@check("LAW-18", "rows")
+def rows_are_quantized_to_their_end(subject: Subject) -> None:
+    for width in (1023, 1025, 4096, 8193):
+        judged(subject, 2, width)
+
+
+@check("LAW-18", "rows")
+def thousands_of_rows_are_quantized(subject: Subject) -> None:
+    for count in (1025, 4097):
+        judged(subject, count, 16)
+
+
+@check("LAW-18", "rows", real=True)
+def rows_are_as_long_and_as_many_as_models_have_them(subject: Subject) -> None:
+    judged(subject, 3, 70_001)
+    judged(subject, 70_001, 8)
+
+
+# Checks of FMT-STATIC: FP8 with a given scale.
+
+SCALES = (1.0, 0.25, 0.037, 0.0011, 2.9)
+
+
+def handed(subject: Subject, format: str, scale: float) -> NDArray:
+    (width,) = widths(subject, 64)
+    rows = taken(subject, given(subject.rng, width, format, scale))
+    if not len(rows):
+        raise NotOffered(f"rows in a dtype with the range of a scale of {scale}")
+    return rows
+
+
+def quantize_with_static_scale(subject: Subject, rows: NDArray, format: str, scale: float | None) -> StoredRows:
+    """Returns the codes and the values that they read back as."""
+    family = subject.new("rows") if scale is None else subject.new("rows", given_scale=scale)
+    codes, _, _ = family.quantize(rows, format)
+    values = family.dequantize(codes, None, None, rows.shape[1], format)
+    codes = shaped(codes, rows.shape, f"{format} codes").astype(np.int64)
+    none = np.zeros(0, np.float32)
+    return StoredRows(codes, none, none, values)
+
+
+def assert_static_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, scale: float) -> None:
+    want = static_scale.store(rows, format, scale).codes
+    exact = subject.level == "exact"
+    wrong = np.argwhere(got != want).tolist() if exact else static_scale.inadmissible(rows, got, format, scale)
+    if wrong:
+        n, i = wrong[0]
+        what = f"{format} code of {float(rows[n, i])!r} with a scale of {scale} ({len(wrong)} of {got.size} wrong)"
+        raise Broken(what, str(want[n, i]) + ("" if exact else " or another admissible code"), str(got[n, i]))
+
+
+@check("FMT-STATIC-01", "rows")
+def codes_are_quotients_by_the_scale_that_is_given(subject: Subject) -> None:
+    for name in subject.formats(*STATIC):
+        for scale in SCALES:
+            rows = handed(subject, name, scale)
+            assert_static_codes(subject, quantize_with_static_scale(subject, rows, name, scale).codes, rows, name, scale)
+
+
+@check("FMT-STATIC-02", "rows")
+def what_lies_beyond_the_range_is_clipped(subject: Subject) -> None:
+    for name in subject.formats(*STATIC):
+        for scale in (1.0, 0.0011):
+            most = np.float32(small_floats.MAX[element_of(name)]) * np.float32(scale)
+            ends = np.minimum(most * np.array([1.0, 1.01, 1.2, 2.0, 1e3, 1e30], np.float32), np.float32(largest(subject)))
+            (width,) = widths(subject, 12)
+            rows = round_to_input_dtype(subject, np.resize(np.concatenate([ends, -ends]), (-(-12 // width), width)))
+            got, want = quantize_with_static_scale(subject, rows, name, scale), static_scale.store(rows, name, scale)
+            true(np.isfinite(got.values).all(), f"{name} values of {rows.tolist()}", "finite values", got.values)
+            beyond = np.abs(rows.astype(np.float64)) >= most
+            what = f"{name} values of magnitudes from {most} on, with a scale of {scale}"
+            same_values(subject, got.values[beyond], want.values[beyond], what)
+
+
+@check("FMT-STATIC-03", "rows")
+def a_value_is_its_code_times_the_scale_that_is_given(subject: Subject) -> None:
+    for name in subject.formats(*STATIC):
+        worth = small_floats.decoded(element_of(name))
+        codes = np.flatnonzero(np.isfinite(worth)).astype(np.uint8)
+        (width,) = widths(subject, 64)
+        codes = np.resize(codes, (-(-len(codes) // width), width))
+        for scale in SCALES:
+            got = subject.new("rows", given_scale=scale).dequantize(codes, None, None, width, name)
+            same_values(
+                subject, got, static_scale.said(codes, name, scale), f"{name} values of every code with a scale of {scale}"
+            )
+
+
+@check("FMT-STATIC-04", "rows")
+def nothing_is_learned_from_the_rows(subject: Subject) -> None:
+    for name in subject.formats(*STATIC):
+        family, (width,) = subject.new("rows", given_scale=0.5), widths(subject, 8)
+        quiet, loud = (round_to_input_dtype(subject, subject.rng.normal(size=(2, width)) * factor) for factor in (0.01, 100.0))
+        for rows in (quiet, np.concatenate([loud, quiet]), loud, quiet):
+            codes, _, _ = family.quantize(rows, name)
+            values = family.dequantize(codes, None, None, width, name)
+            want = static_scale.store(rows, name, 0.5)
+            bound = 0.0 if subject.level == "exact" else 2 * static_scale.bound(rows, want, name)
+            assert_within(values, want.values, bound, f"{name} values of rows next to, or after, rows of another magnitude")
+
+
+@check("FMT-STATIC-05a", "rows")
+def a_scale_that_is_none_is_refused(subject: Subject) -> None:
+    subject.formats(*STATIC)
+    for wrong in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf")))):
+        with raises("ConfigError"):
+            subject.new("rows", given_scale=wrong)
+
+
+@check("FMT-STATIC-05c", "rows")
+def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
+    for name in subject.formats(*STATIC):
+        rows = handed(subject, name, 1.0)
+        rows = rows[np.abs(rows).max(axis=1) <= small_floats.MAX[element_of(name)]]  # larger numbers belong to FMT-STATIC-02
+        got = quantize_with_static_scale(subject, rows, name, None)
+        assert_static_codes(subject, got.codes, rows, name, 1.0)
+        same_values(subject, got.values, static_scale.said(got.codes, name, 1.0), f"{name} values of codes without a given scale")
+
+
+@check("FMT-STATIC-07", "rows")
+def static_values_are_within_the_bound(subject: Subject) -> None:
+    for name in subject.formats(*STATIC):
+        for scale in SCALES:
+            rows = handed(subject, name, scale)
+            values = quantize_with_static_scale(subject, rows, name, scale).values
+            bound = static_scale.bound(rows, static_scale.store(rows, name, scale), name)
+            if subject.level == "tolerant":
+                bound = bound * (1 + 2.0**-22) + 2.0**-22 * np.abs(rows.astype(np.float64))
+            assert_within(values, rows, bound, f"{name} values of rows with a scale of {scale}")

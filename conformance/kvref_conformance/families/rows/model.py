@@ -5,50 +5,65 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.conversation.exchange import show
-from kvref_conformance.interface import Level
-from kvref_conformance.oracle import ggml, groups, mx, rotated, rows, static
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    Leading,
-    Refused,
-    TakenOrRefused,
+from kvref_conformance.calls.messages import show
+from kvref_conformance.implementation_api import Level, NDArray
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    Expectation,
+    ExpectedArrays,
+    ExpectedError,
+    LeadingRows,
     exactly,
     finite,
     float32,
     not_finite,
     refuse,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, ROTATED, STATIC, group_of, inner_of
-from kvref_conformance.oracle.model import Function
-from kvref_conformance.oracle.rows import Reads
+)
+from kvref_conformance.oracle.formats import (
+    AFFINE,
+    GGML,
+    GROUPS,
+    IN_GROUPS,
+    MX,
+    NVFP4,
+    ROTATED,
+    STATIC,
+    ggml,
+    group_of,
+    hadamard_rotation,
+    inner_of,
+    mx,
+    per_group,
+    per_row,
+    static_scale,
+)
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.reference_model import FunctionModel
 from kvref_conformance.outcome import Broken
 
 
-class Rows(Function):
+class Rows(FunctionModel):
     family = "rows"
 
     def __init__(self, given_scale: float | None = None) -> None:
         super().__init__()
         self.scale = 1.0 if given_scale is None else given_scale
 
-    def quantize(self, rows: NDArray, format: str) -> Expected:
+    def quantize(self, rows: NDArray, format: str) -> Expectation:
         if np.ndim(rows) != 2:
             raise ValueError("rows: expected two dimensions")
         if wrong := wrong_arrays((rows, np.shape(rows))):
             return refuse(wrong + not_finite(rows), lambda: None)
         x = float32(rows)
         if not finite(x):
-            return TakenOrRefused("LAW-14")
+            return AcceptedOrError("LAW-14")
         if format in STATIC:
-            codes, other = static.store(x, format, self.scale).codes, static.admissible_too(x, format, self.scale)
-            return Leading("FMT-STATIC-01", names=("codes",), parts=(Reads(codes, other.astype(np.float64)),))
-        if format in ROTATED and not rotated.refused(x).any():
-            inner = _quantized(rotated.turned(x), inner_of(format))
-            return inner if isinstance(inner, Refused) else OfRotated("FMT-ROT-02", inner=inner)
+            codes, other = static_scale.store(x, format, self.scale).codes, static_scale.admissible_too(x, format, self.scale)
+            return LeadingRows("FMT-STATIC-01", names=("codes",), parts=(ExpectedReads(codes, other.astype(np.float64)),))
+        if format in ROTATED and not hadamard_rotation.refused(x).any():
+            inner = _quantized(hadamard_rotation.turned(x), inner_of(format))
+            return inner if isinstance(inner, ExpectedError) else OfRotated("FMT-ROT-02", inner=inner)
         return _quantized(x, format)
 
     def dequantize(
@@ -58,24 +73,27 @@ class Rows(Function):
         zero: NDArray | None,
         width: int,
         format: str,
-    ) -> Expected:
+    ) -> Expectation:
         if format in STATIC:
-            values = static.said(np.asarray(codes), format, self.scale)
-            return Arrays("FMT-STATIC-03", parts=(exactly(values),))
+            values = static_scale.said(np.asarray(codes), format, self.scale)
+            return ExpectedArrays("FMT-STATIC-03", parts=(exactly(values),))
         if format in ROTATED:
             inner = self.dequantize(codes, scale, zero, width, inner_of(format))
-            assert isinstance(inner, Arrays)
+            assert isinstance(inner, ExpectedArrays)
             (read,) = inner.parts
-            return Arrays("FMT-ROT-03", parts=(Reads(rotated.turned(read.values), rotated.any_order(read.values)),))
+            return ExpectedArrays(
+                "FMT-ROT-03",
+                parts=(ExpectedReads(hadamard_rotation.turned(read.values), hadamard_rotation.any_order(read.values)),),
+            )
         if format in GGML:
-            return Arrays("FMT-GGML-01", parts=(exactly(ggml.read(np.asarray(codes, np.uint8), format).values),))
+            return ExpectedArrays("FMT-GGML-01", parts=(exactly(ggml.read(np.asarray(codes, np.uint8), format).values),))
         if scale is None:
             raise ValueError("dequantize: codes without scales cannot be predicted")
-        return Arrays(_clause(format, "value"), parts=(exactly(rows.said(codes, scale, zero, width, format)),))
+        return ExpectedArrays(_clause(format, "value"), parts=(exactly(per_row.said(codes, scale, zero, width, format)),))
 
 
 @dataclass(frozen=True)
-class InGroups(Expected):
+class InGroups(Expectation):
     """The expected packed codes, scales and zeros: those of the definition, or any admissible ones at level tolerant."""
 
     rows: NDArray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -85,23 +103,25 @@ class InGroups(Expected):
         (codes, scale, zero), width, exact = ok, self.rows.shape[1], level == "exact"
         if scale is None and self.format not in GGML:
             return  # its own byte layout: only the values read back are judged
-        unpacked = rows.a_byte_each(codes, width, self.format)
-        shape = self.rows.shape if unpacked else rows.packed(rows.store(self.rows, self.format), self.format).shape
+        unpacked = per_row.a_byte_each(codes, width, self.format)
+        shape = self.rows.shape if unpacked else per_row.packed(per_row.store(self.rows, self.format), self.format).shape
         if np.shape(codes) != shape:
             raise Broken(f"codes of {op}", f"shape {list(shape)}", f"shape {list(np.shape(codes))}", self.clause)
-        got = rows.as_read(codes, scale, zero, width, self.format, self.rows)
-        want, of_groups = rows.store(self.rows, self.format, got.codes), self.format in GROUPS
+        got = per_row.as_read(codes, scale, zero, width, self.format, self.rows)
+        want, of_groups = per_row.store(self.rows, self.format, got.codes), self.format in GROUPS
         for name, part, wanted in (("scale", got.scale, want.scale), ("zero", got.zero, want.zero)):
             least = exact or (name == "zero" and of_groups)  # a zero is a number of the row, rounded
-            ulp = 0 if least else rows.ulp_of_scales(wanted, self.format)
+            ulp = 0 if least else per_row.ulp_of_scales(wanted, self.format)
             if not (np.abs(part.astype(np.float64) - wanted) <= ulp).all():
                 raise Broken(
                     f"{name} of {op}", show(wanted), show(part), "FMT-GROUP-01" if self.format in GROUPS else self.clause
                 )
         made = got if of_groups and not exact else None
-        want = want if made is None else rows.as_made(self.rows, made, self.format)
+        want = want if made is None else per_row.as_made(self.rows, made, self.format)
         wrong = (
-            np.argwhere(got.codes != want.codes).tolist() if exact else rows.inadmissible(self.rows, got.codes, self.format, made)
+            np.argwhere(got.codes != want.codes).tolist()
+            if exact
+            else per_row.inadmissible(self.rows, got.codes, self.format, made)
         )
         if wrong:
             n, i = wrong[0]
@@ -110,20 +130,20 @@ class InGroups(Expected):
     def wire(self) -> dict[str, Any]:
         if self.format in GGML and ggml.any_code(self.rows, self.format).any():
             return {"any": True}
-        want, microscaled = rows.store(self.rows, self.format), self.format in (*MX, *NVFP4)
+        want, microscaled = per_row.store(self.rows, self.format), self.format in (*MX, *NVFP4)
         scale = mx.scale_codes(self.rows, self.format) if microscaled else None if self.format in GGML else want.scale
-        zero = want.zero if self.format in GROUPS and groups.is_affine(self.format) else None
-        of_scale = int(self.format in NVFP4) if microscaled else rows.ulp_of_scales(want.scale, self.format)
+        zero = want.zero if self.format in GROUPS and per_group.is_affine(self.format) else None
+        of_scale = int(self.format in NVFP4) if microscaled else per_row.ulp_of_scales(want.scale, self.format)
         slack = [255, of_scale, 0][: 1 + (scale is not None) + (zero is not None)]  # 255: several codes share a byte
-        ok = [rows.packed(want, self.format), scale, zero]
+        ok = [per_row.packed(want, self.format), scale, zero]
         return {"ok": ok, "tolerant": slack if len(slack) > 1 else slack[0]}
 
 
 @dataclass(frozen=True)
-class OfRotated(Expected):
+class OfRotated(Expectation):
     """The expected storage of rotated rows. Sums depend on their order, so that level tolerant judges values only."""
 
-    inner: Expected = field(default_factory=lambda: Expected(""))
+    inner: Expectation = field(default_factory=lambda: Expectation(""))
 
     def look(self, ok: Any, op: str, level: Level) -> None:
         if level == "exact":
@@ -154,23 +174,23 @@ def _clause(format: str, of: str) -> str:
     return known.get(format, ("FMT-FP8-08", "FMT-FP8-08"))[of == "value"]
 
 
-def _quantized(x: NDArray, format: str) -> Expected:
+def _quantized(x: NDArray, format: str) -> Expectation:
     if x.shape[1] % group_of(format):
-        return Refused("FMT-GROUP-03", kinds=("ConfigError",))
-    want = rows.store(x, format)
+        return ExpectedError("FMT-GROUP-03", kinds=("ConfigError",))
+    want = per_row.store(x, format)
     if not np.isfinite(want.scale).all() and format in AFFINE:
-        return Refused("FMT-AFF-01", kinds=("NonFinite",))
+        return ExpectedError("FMT-AFF-01", kinds=("NonFinite",))
     if not finite(want.values):  # at level tolerant a scale one ulp smaller can make them finite
-        return TakenOrRefused("FMT-LEVEL-05")
+        return AcceptedOrError("FMT-LEVEL-05")
     if format in IN_GROUPS:
         return InGroups(_clause(format, "codes"), rows=x, format=format)
-    codes, other = want.codes, rows.admissible_too(x, format)
+    codes, other = want.codes, per_row.admissible_too(x, format)
     if format == "q4":
         codes, other = (_packed(part) for part in (codes, other))
-    parts = [Reads(codes, other.astype(np.float64)), Reads(want.scale, np.spacing(want.scale).astype(np.float64))]
+    parts = [ExpectedReads(codes, other.astype(np.float64)), ExpectedReads(want.scale, np.spacing(want.scale).astype(np.float64))]
     if format in AFFINE:
         parts.append(exactly(want.zero))
-    return Leading(_clause(format, "codes"), names=("codes", "scale", "zero")[: len(parts)], parts=tuple(parts))
+    return LeadingRows(_clause(format, "codes"), names=("codes", "scale", "zero")[: len(parts)], parts=tuple(parts))
 
 
 def _packed(codes: NDArray) -> NDArray:

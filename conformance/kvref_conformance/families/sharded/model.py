@@ -5,16 +5,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attended, wrong_query
-from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Choice,
-    Expected,
-    Refused,
-    TakenOrRefused,
-    Value,
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    AnyOf,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    ExpectedError,
     Wrong,
     exactly,
     finite,
@@ -24,15 +23,16 @@ from kvref_conformance.oracle.expected import (
     refuse,
     tokens_of,
     wrong_arrays,
-)  # fmt: skip
-from kvref_conformance.oracle.model import Look, Model
+)
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 
 SEEN = ("length", "read", "read_rank", "positions", "block_table", "num_bytes")
 NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 LOST = ("RankLost", "SHARD-04")
 
 
-class Sharded(Model):
+class Sharded(ReferenceModel):
     family = "sharded"
     blamed: ClassVar = {
         **{("truncate", seen): "EDIT-01" for seen in SEEN}, **{("lost", seen): "SHARD-04" for seen in SEEN},
@@ -77,10 +77,10 @@ class Sharded(Model):
         of_a_rank = ("positions", "num_bytes", "block_table", "read_rank", *(["heads"] if self.last == "new" else []))
         return [("length", {}), ("read", {}), *((name, {"rank": rank}) for rank in self.ranks for name in of_a_rank)]
 
-    def length(self) -> Expected:
-        return Value(self.blame("length"), value=len(self.tokens))
+    def length(self) -> Expectation:
+        return ExactValue(self.blame("length"), value=len(self.tokens))
 
-    def append(self, keys: Any, values: Any) -> Expected:
+    def append(self, keys: Any, values: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         count = tokens_of(*given)
         too_many = len(self.tokens) + count > self.blocks * self.size * self.columns
@@ -92,14 +92,14 @@ class Sharded(Model):
                 raise ValueError(
                     "append of numbers that are not finite, during which a rank is lost, is not modeled: two errors are valid"
                 )
-            return Refused("SHARD-04", kinds=("RankLost",), refused=self._losing)
+            return ExpectedError("SHARD-04", kinds=("RankLost",), refused=self._losing)
 
         def change(ok: Any) -> None:
             stored = [round_to(float32(part), self.dtype) for part in (keys, values)]
             self.tokens += list(zip(*stored, strict=True))
 
         then = self.did("append", change)
-        return Expected("SHARD-03", then) if finite(keys, values) else TakenOrRefused("SHARD-03", then)
+        return Expectation("SHARD-03", then) if finite(keys, values) else AcceptedOrError("SHARD-03", then)
 
     def _losing(self) -> None:
         self.lost, self.failing = self.lost | self.failing, set()
@@ -113,38 +113,38 @@ class Sharded(Model):
         keys, values = (np.array([token[part] for token in chosen], np.float32).reshape(-1, *self.row) for part in (0, 1))
         return keys[:, heads], values[:, heads]
 
-    def read(self) -> Expected:
+    def read(self) -> Expectation:
         if wrong := self._needing(*self.ranks):
             return refuse(wrong, lambda: None)
         return self._arrays("read", range(len(self.tokens)), range(self.row[0]))
 
-    def read_rank(self, rank: Any) -> Expected:
+    def read_rank(self, rank: Any) -> Expectation:
         if wrong := self._not_there(rank):
             return refuse(wrong, lambda: None)
         return self._arrays("read_rank", self.positions_of(rank), self.heads_of(rank))
 
-    def _arrays(self, name: str, positions: Sequence[int], heads: Sequence[int]) -> Expected:
+    def _arrays(self, name: str, positions: Sequence[int], heads: Sequence[int]) -> Expectation:
         keys, values = self._stored(positions, heads)
-        return Arrays(self.blame(name), names=("keys", "values"), parts=(exactly(keys), exactly(values)))
+        return ExpectedArrays(self.blame(name), names=("keys", "values"), parts=(exactly(keys), exactly(values)))
 
     def _not_there(self, rank: Any) -> Wrong:
         return not_in_range(rank, len(self.ranks), "RankOutOfRange", "SHARD-04") or self._needing(rank)
 
-    def heads(self, rank: Any) -> Expected:
+    def heads(self, rank: Any) -> Expectation:
         wrong = self._not_there(rank)
-        return refuse(wrong, lambda: None) if wrong else Value(self.blame("heads"), value=self.heads_of(rank))
+        return refuse(wrong, lambda: None) if wrong else ExactValue(self.blame("heads"), value=self.heads_of(rank))
 
-    def positions(self, rank: Any) -> Expected:
+    def positions(self, rank: Any) -> Expectation:
         wrong = self._not_there(rank)
-        return refuse(wrong, lambda: None) if wrong else Value(self.blame("positions"), value=self.positions_of(rank))
+        return refuse(wrong, lambda: None) if wrong else ExactValue(self.blame("positions"), value=self.positions_of(rank))
 
-    def num_bytes(self, rank: Any) -> Expected:
+    def num_bytes(self, rank: Any) -> Expectation:
         if wrong := self._not_there(rank):
             return refuse(wrong, lambda: None)
         numbers = self.entries * self.size * len(self.heads_of(rank)) * self.row[1]
-        return Value(self.blame("num_bytes"), value=2 * NUMBER_BYTES[self.dtype] * numbers)
+        return ExactValue(self.blame("num_bytes"), value=2 * NUMBER_BYTES[self.dtype] * numbers)
 
-    def block_table(self, rank: Any) -> Expected:
+    def block_table(self, rank: Any) -> Expectation:
         if wrong := self._not_there(rank):
             return refuse(wrong, lambda: None)
 
@@ -157,9 +157,9 @@ class Sharded(Model):
             self.table = [int(block) for block in ok]
 
         says = f"{self.entries} different blocks in [0, {self.blocks}), the same on every rank, beginning with the old table"
-        return Choice(self.blame("block_table"), note, says=says, accepts=accepts)
+        return AnyOf(self.blame("block_table"), note, says=says, accepts=accepts)
 
-    def attend(self, query: Any, scale: float) -> Expected:
+    def attend(self, query: Any, scale: float) -> Expectation:
         count = len(query) if np.ndim(query) == 3 else 0
         wrong = wrong_query(query, *self.row) + self._needing(*self.ranks)
         if count > len(self.tokens):
@@ -170,7 +170,7 @@ class Sharded(Model):
         views = [np.arange(len(self.tokens) - count + number + 1) for number in range(count)]
         return attended("SHARD-02", query, keys, values, scale, views, self.columns)
 
-    def truncate(self, length: Any) -> Expected:
+    def truncate(self, length: Any) -> Expectation:
         wrong = not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02") + self._needing(*self.ranks)
         if wrong:
             return self.refuse(wrong)
@@ -179,23 +179,23 @@ class Sharded(Model):
             self.tokens = self.tokens[:length]
             self.table = self.table[: self.entries]
 
-        return Expected("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
+        return Expectation("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         if wrong := self._needing(*self.ranks):
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
             self.tokens, self.table = [], []
 
-        return Expected("LAW-05", self.did("clear", change))
+        return Expectation("LAW-05", self.did("clear", change))
 
-    def lose(self, rank: Any) -> Expected:
+    def lose(self, rank: Any) -> Expectation:
         return self._going(rank, self.lost)
 
-    def lose_in_append(self, rank: Any) -> Expected:
+    def lose_in_append(self, rank: Any) -> Expectation:
         return self._going(rank, self.failing)
 
-    def _going(self, rank: Any, where: set[int]) -> Expected:
+    def _going(self, rank: Any, where: set[int]) -> Expectation:
         wrong = self._not_there(rank)
-        return self.refuse(wrong) if wrong else Expected("SHARD-04", self.did("lost", lambda ok: where.add(rank)))
+        return self.refuse(wrong) if wrong else Expectation("SHARD-04", self.did("lost", lambda ok: where.add(rank)))

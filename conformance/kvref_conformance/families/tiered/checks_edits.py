@@ -4,19 +4,28 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from kvref_conformance.checking.expect import equal, may_raise, pair, raises, same
-from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import at_least, formats_of, held, made, new, pair_of_tokens
-from kvref_conformance.conversation.handle import Handle
-from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.calls.messages import error_of
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.tiered.checks import allowed, append, both, change, tail_of
-from kvref_conformance.families.tiered.tiers import Tiers
+from kvref_conformance.families.tiered.tier_model import TierModel
 from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_same, may_raise, raises
+from kvref_conformance.testlib.fixtures import (
+    at_least,
+    construct,
+    formats_of,
+    new,
+    pair_of_tokens,
+    round_to_input_dtype,
+    supports,
+)
+from kvref_conformance.testlib.registry import check
 
 LOUD = 2.0**8
 ROOM = 9
-Both = tuple[Handle, Tiers]
+Both = tuple[ObjectProxy, TierModel]
 
 
 def forms(subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -44,22 +53,22 @@ def every_form(subject: Subject) -> Iterator[tuple[str, Both]]:
         raise NotOffered(f"room for {ROOM} tokens before one migrates")
 
 
-def room_left(tiers: Tiers) -> int:
+def room_left(tiers: TierModel) -> int:
     """Number of tokens that can be appended before a token migrates."""
     newest: int = next(tiers.policy[name] for name in ("tail_length", "warm_length", "max_tokens") if tiers.policy[name])
     return newest - len(tiers.tokens)
 
 
-def draft(subject: Subject, cache: Handle, tiers: Tiers, count: int) -> None:
+def draft(subject: Subject, cache: ObjectProxy, tiers: TierModel, count: int) -> None:
     """Append tokens that are much larger than the others."""
-    keys, values = (held(subject, part * LOUD) for part in pair_of_tokens(subject, count))
+    keys, values = (round_to_input_dtype(subject, part * LOUD) for part in pair_of_tokens(subject, count))
     cache.append(keys, values)
     tiers.append(keys, values)
 
 
-def never(subject: Subject, cache: Handle, tiers: Tiers) -> Handle:
+def never(subject: Subject, cache: ObjectProxy, tiers: TierModel) -> ObjectProxy:
     """A new cache of the same sizes, after the appends and policy changes of the oracle's history."""
-    other = made(subject, "tiered", **cache.config)
+    other = construct(subject, "tiered", **cache.config)
     for each in tiers.came:
         if isinstance(each, dict):
             other.update_policy(**each)
@@ -68,14 +77,16 @@ def never(subject: Subject, cache: Handle, tiers: Tiers) -> Handle:
     return other
 
 
-def same_caches(got: Handle, want: Handle, positions: range, when: str) -> None:
+def same_caches(got: ObjectProxy, want: ObjectProxy, positions: range, when: str) -> None:
     """Check that two caches have equal tokens, tiers and statistics."""
-    pair(got.read(), want.read(), f"tokens of a cache {when}")
-    equal(dict(got.stats()), dict(want.stats()), f"statistics {when}")
-    equal([got.tier_of(position) for position in positions], [want.tier_of(position) for position in positions], f"tiers {when}")
+    assert_pair(got.read(), want.read(), f"tokens of a cache {when}")
+    assert_equal(dict(got.stats()), dict(want.stats()), f"statistics {when}")
+    assert_equal(
+        [got.tier_of(position) for position in positions], [want.tier_of(position) for position in positions], f"tiers {when}"
+    )
 
 
-def as_if_nothing_had_gone(subject: Subject, cache: Handle, tiers: Tiers, when: str) -> None:
+def as_if_nothing_had_gone(subject: Subject, cache: ObjectProxy, tiers: TierModel, when: str) -> None:
     held = range(tiers.appended - len(tiers.tokens), tiers.appended)
     same_caches(
         cache,
@@ -94,8 +105,8 @@ def the_first_tokens_stay(subject: Subject) -> None:
             before = cache.read()
             cache.truncate(length)
             kept = min(length, cache.config["max_tokens"])
-            equal(cache.total_tokens, kept, f"number of tokens with {name}, after truncate({length})")
-            pair(
+            assert_equal(cache.total_tokens, kept, f"number of tokens with {name}, after truncate({length})")
+            assert_pair(
                 cache.read(),
                 (before[0][:kept], before[1][:kept]),
                 f"the first {kept} tokens with {name} after truncate({length}), compared with before",
@@ -118,13 +129,13 @@ def no_more_tokens_stay_than_came(subject: Subject) -> None:
         unchanged(cache, before, f"after truncate({came}) of {came} tokens")
 
 
-def seen(cache: Handle) -> tuple[Any, dict[str, Any]]:
+def seen(cache: ObjectProxy) -> tuple[Any, dict[str, Any]]:
     return cache.read(), dict(cache.stats())
 
 
-def unchanged(cache: Handle, before: tuple[Any, dict[str, Any]], when: str) -> None:
-    pair(cache.read(), before[0], f"tokens of a cache {when}")
-    equal(dict(cache.stats()), before[1], f"statistics {when}")
+def unchanged(cache: ObjectProxy, before: tuple[Any, dict[str, Any]], when: str) -> None:
+    assert_pair(cache.read(), before[0], f"tokens of a cache {when}")
+    assert_equal(dict(cache.stats()), before[1], f"statistics {when}")
 
 
 @check("EDIT-03", "tiered")
@@ -181,7 +192,7 @@ def what_has_moved_on_comes_back_or_says_so(subject: Subject) -> None:
                 as_if_nothing_had_gone(subject, cache, tiers, f"{when} and an append of 2 tokens")
 
 
-def refuses(cache: Handle, length: int) -> bool:
+def refuses(cache: ObjectProxy, length: int) -> bool:
     """Whether `truncate` raises NotTruncatable."""
     went = False
     with may_raise("NotTruncatable"):
@@ -216,5 +227,89 @@ def an_empty_cache_can_stay_empty(subject: Subject) -> None:
     for count in (0, 1):
         cache.append(keys[:count], values[:count])
         cache.truncate(0)
-        equal(cache.total_tokens, 0, f"total_tokens after truncate(0) of {count} tokens")
-        same(cache.read()[0], keys[:0], f"keys that read returned after truncate(0) of {count} tokens")
+        assert_equal(cache.total_tokens, 0, f"total_tokens after truncate(0) of {count} tokens")
+        assert_same(cache.read()[0], keys[:0], f"keys that read returned after truncate(0) of {count} tokens")
+
+
+# MOVE: `load` restores every token in its tier and format.
+
+
+def is_as(loaded: ObjectProxy, cache: ObjectProxy, when: str) -> None:
+    total = cache.total_tokens
+    assert_equal(loaded.total_tokens, total, f"total_tokens of a loaded cache {when}, compared with the saved cache")
+    with suppress(NotOffered):
+        assert_equal(dict(loaded.stats()), dict(cache.stats()), f"stats of a loaded cache {when}, compared with the saved cache")
+    assert_pair(loaded.read(), cache.read(), f"tokens of a loaded cache {when}, compared with the saved cache")
+
+
+def tiers_of(cache: ObjectProxy, first: int, stop: int) -> list[str]:
+    return [cache.tier_of(position) for position in range(first, stop)]
+
+
+def truncated(cache: ObjectProxy, length: int) -> str:
+    """Returns "truncated", or the kind of the error that `truncate` raises."""
+    try:
+        cache.truncate(length)
+    except (NotOffered, Broken):
+        raise
+    except Exception as error:
+        return error_of(error).kind
+    return "truncated"
+
+
+def moved(subject: Subject, cache: ObjectProxy, count: int, when: str) -> None:
+    """Check that a loaded copy of a cache with `count` appended tokens equals it, also after later appends and truncations."""
+    loaded = construct(subject, "tiered", **cache.config)
+    loaded.load(cache.save())
+    is_as(loaded, cache, when)
+    for more in (1, 4):
+        first = count - cache.total_tokens
+        assert_equal(
+            tiers_of(loaded, first, count),
+            tiers_of(cache, first, count),
+            f"tiers of positions [{first}, {count}) of a loaded cache {when}",
+        )
+        if first:
+            with raises("PositionOutOfRange"):
+                loaded.tier_of(first - 1)
+        keys, values = pair_of_tokens(subject, more)
+        for each in (cache, loaded):
+            each.append(keys, values)
+        count += more
+        is_as(loaded, cache, f"{when}, after load and an append of {more} tokens")
+        loaded = construct(subject, "tiered", **cache.config)
+        loaded.load(cache.save())
+    for length in (count - 2, count):  # removes tokens whose append migrated others, then none
+        with suppress(NotOffered):
+            assert_equal(
+                truncated(loaded, length),
+                truncated(cache, length),
+                f"the result of truncate({length}) on a loaded cache {when}, compared with the saved cache",
+            )
+    is_as(loaded, cache, f"{when}, after load and truncate")
+
+
+@check("MOVE-01ac", "tiered")
+def tiers_and_positions_are_those_that_were_saved(subject: Subject) -> None:
+    for warm in dict.fromkeys(subject.size("warm_length", wanted) for wanted in (0, 3)):
+        cache, tiers = both(subject, warm_length=warm)
+        append(subject, cache, tiers, 7)
+        moved(subject, cache, tiers.appended, f"with warm_length {warm}")
+        cache, tiers = both(subject, warm_length=warm)
+        append(subject, cache, tiers, cache.config["max_tokens"] + 3)
+        moved(subject, cache, tiers.appended, f"with warm_length {warm}, after the first tokens were evicted")
+
+
+@check("MOVE-01bc", "tiered")
+def tokens_stay_in_the_format_that_they_came_in(subject: Subject) -> None:
+    cache, tiers = both(subject, warm_length=0)
+    others = [name for name in ("q8", "q4", "int8") if supports(subject, "store_format", name)]
+    others = [name for name in others if name != cache.config["store_format"]]
+    if not others:
+        raise NotOffered("a second store format")
+    append(subject, cache, tiers, cache.config["tail_length"] + 3)
+    for name in (others[0], cache.config["store_format"]):  # another format, then the original one again
+        cache.update_policy(store_format=name)
+        tiers.update_policy(store_format=name)
+        append(subject, cache, tiers, 2)
+    moved(subject, cache, tiers.appended, "after two changes of its store format")

@@ -4,28 +4,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.families.tiered.tiers import Tiers, all_reached, can_go, way
+from kvref_conformance.families.tiered.tier_model import TierModel, all_reached, can_go, way
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attended
-from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Expected,
-    Refused,
-    TakenOrRefused,
-    Unjudged,
-    Value,
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    ExpectedError,
+    UnjudgedReply,
     finite,
     float32,
     not_finite,
     not_in_range,
     wrong_arrays,
-)  # fmt: skip
+)
 from kvref_conformance.oracle.formats import AFFINE, PLAIN, SCALED, SYMMETRIC, group_of
-from kvref_conformance.oracle.model import Look
-from kvref_conformance.oracle.moved import BLAMED, MovedWhole
-from kvref_conformance.oracle.rows import Reads
-from kvref_conformance.oracle.tokens import token_bytes
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.oracle.reference_model import Look
+from kvref_conformance.oracle.saved_state import BLAMED, WholeCacheModel
+from kvref_conformance.oracle.token_storage import token_bytes
 
 STATISTICS = {"total_tokens": "TIER-06", "tail_tokens": "TIER-01", "warm_tokens": "TIER-14", "store_tokens": "TIER-02"}
 TIERS = ("tail", "warm", "store")
@@ -33,7 +33,7 @@ WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "ED
 ALLOWED = {"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED}
 
 
-class Tiered(MovedWhole):
+class Tiered(WholeCacheModel):
     family = "tiered"
     held = ("tiers", "unknown")
     blamed: ClassVar = {
@@ -47,7 +47,7 @@ class Tiered(MovedWhole):
     def __init__(self, *, num_kv_heads: int, head_dim: int, migration_batch: int, **policy: Any) -> None:
         super().__init__()
         self.row, self.batch, self.policy = (num_kv_heads, head_dim), migration_batch, policy
-        self.tiers = Tiers(**policy)
+        self.tiers = TierModel(**policy)
         self.evicted = False  # whether the last append evicted tokens
         self.unknown = False
 
@@ -56,10 +56,10 @@ class Tiered(MovedWhole):
         ages: list[Look] = [("tier_of", {"position": position}) for position in positions]
         return [("total_tokens", {}), ("stats", {}), ("read", {}), *ages]
 
-    def total_tokens(self) -> Expected:
-        return Value(self.blame("total_tokens"), value=len(self.tiers.tokens))
+    def total_tokens(self) -> Expectation:
+        return ExactValue(self.blame("total_tokens"), value=len(self.tiers.tokens))
 
-    def append(self, keys: Any, values: Any) -> Expected:
+    def append(self, keys: Any, values: Any) -> Expectation:
         shape = (None, *self.row)
         rows = float32(keys), float32(values)
         held = [round_to(part, self.policy["tail_dtype"]) if self.policy["tail_length"] else part for part in rows]
@@ -77,12 +77,12 @@ class Tiered(MovedWhole):
         if finite(*rows) and not all(map(_storable, held)):
             return self.refuse([("NonFinite", "TIER-13")])
         if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in held):
-            return TakenOrRefused("TIER-13", self.did("append", taken), refused=lambda: self.did("refused")(None))
+            return AcceptedOrError("TIER-13", self.did("append", taken), refused=lambda: self.did("refused")(None))
         if not (goes := self._goes(*rows)):
             if goes is False:
                 return self.refuse([("NonFinite", "TIER-18")])
-            return TakenOrRefused("TIER-18", self.did("append", taken), refused=lambda: self.did("refused")(None))
-        return Expected("LAW-04", self.did("append", change))
+            return AcceptedOrError("TIER-18", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expectation("LAW-04", self.did("append", change))
 
     def _goes(self, keys: NDArray, values: NDArray) -> bool | None:
         """Whether every tier of the policy can store the tokens. None if the spec allows both accepting and rejecting them."""
@@ -95,9 +95,9 @@ class Tiered(MovedWhole):
     def is_empty(self) -> bool:
         return not self.tiers.tokens
 
-    def read(self) -> Expected:
+    def read(self) -> Expectation:
         if self.unknown:
-            return Unjudged("LAW-14")
+            return UnjudgedReply("LAW-14")
         parts = self._parts()
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
@@ -109,7 +109,7 @@ class Tiered(MovedWhole):
             return "LAW-04" if token.tier == "tail" else "TIER-17" if token.format not in (*SYMMETRIC, *AFFINE) else "TIER-02"
 
         clause = "TIER-05" if self.evicted else "TIER-03"
-        return Arrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)
+        return ExpectedArrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)
 
     def _displaced(self, row: int, got: NDArray) -> bool:
         """Whether the row that was read is closer to another token than to the expected one."""
@@ -117,22 +117,22 @@ class Tiered(MovedWhole):
         off = [min(float(np.abs(got[row] - part.values).max()) for part in (token.key, token.value)) for token in tokens]
         return min(off) < off[row]
 
-    def _parts(self) -> tuple[Reads, Reads]:
+    def _parts(self) -> tuple[ExpectedReads, ExpectedReads]:
         if not self.tiers.tokens:
-            empty = Reads(np.zeros((0, *self.row), np.float32), np.zeros((0, *self.row)))
+            empty = ExpectedReads(np.zeros((0, *self.row), np.float32), np.zeros((0, *self.row)))
             return empty, empty
         return self.tiers.read()
 
-    def tier_of(self, position: Any) -> Expected:
+    def tier_of(self, position: Any) -> Expectation:
         first = self.tiers.appended - len(self.tiers.tokens)
         wrong = not_in_range(position, self.tiers.appended, "PositionOutOfRange")
         if not wrong and position < first:
             wrong = [("PositionOutOfRange", "TIER-07")]
         if wrong:
-            return Refused(wrong[0][1], kinds=("PositionOutOfRange",))
-        return Value(self.blame("tier_of"), value=self.tiers.tokens[position - first].tier)
+            return ExpectedError(wrong[0][1], kinds=("PositionOutOfRange",))
+        return ExactValue(self.blame("tier_of"), value=self.tiers.tokens[position - first].tier)
 
-    def stats(self) -> Expected:
+    def stats(self) -> Expectation:
         want: dict[str, Any] = {f"{tier}_tokens": self.tiers.count(tier) for tier in TIERS}
         want["total_tokens"] = len(self.tiers.tokens)
         for tier in TIERS:
@@ -143,9 +143,9 @@ class Tiered(MovedWhole):
         want["compression_ratio"] = plain / stored if stored else 1.0
         named = self.last == "policy" or self.last in WENT_BACK
         clauses = {name: self.blame("stats") if named else clause for name, clause in STATISTICS.items()}
-        return Value(self.blame("stats"), value=want, clauses=clauses)
+        return ExactValue(self.blame("stats"), value=want, clauses=clauses)
 
-    def update_policy(self, **changes: Any) -> Expected:
+    def update_policy(self, **changes: Any) -> Expectation:
         new = self.policy | changes
         good = set(changes) <= set(self.policy) - {"max_tokens"} and all(
             new[name] in allowed for name, allowed in ALLOWED.items()
@@ -164,12 +164,12 @@ class Tiered(MovedWhole):
             change(ok)
 
         if self.unknown or (goes := self.tiers.can_become(**changes)) is None:
-            return TakenOrRefused("TIER-18", self.did("policy", changed), refused=lambda: self.did("refused")(None))
+            return AcceptedOrError("TIER-18", self.did("policy", changed), refused=lambda: self.did("refused")(None))
         if not goes:
             return self.refuse([("NonFinite", "TIER-18")])
-        return Expected("TIER-10", self.did("policy", change))
+        return Expectation("TIER-10", self.did("policy", change))
 
-    def truncate(self, length: Any) -> Expected:
+    def truncate(self, length: Any) -> Expectation:
         if wrong := not_in_range(length, self.tiers.appended + 1, "PositionOutOfRange", "EDIT-02"):
             return self.refuse(wrong)
 
@@ -177,18 +177,18 @@ class Tiered(MovedWhole):
             self.tiers = self.tiers.before(length)
 
         if length >= self.tiers.moved_at:
-            return Expected("EDIT-02" if length == self.tiers.appended else "EDIT-06", self.did("truncate", change))
+            return Expectation("EDIT-02" if length == self.tiers.appended else "EDIT-06", self.did("truncate", change))
         then = self.did("truncate, which it might have refused", change)
-        return TakenOrRefused("EDIT-06", then, kinds=("NotTruncatable",), refused=lambda: self.did("refused")(None))
+        return AcceptedOrError("EDIT-06", then, kinds=("NotTruncatable",), refused=lambda: self.did("refused")(None))
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         def change(ok: Any) -> None:
-            self.tiers, self.unknown = Tiers(**self.policy), False
+            self.tiers, self.unknown = TierModel(**self.policy), False
 
-        return Expected("LAW-05", self.did("clear", change))
+        return Expectation("LAW-05", self.did("clear", change))
 
-    def attend(self, query: Any, scale: float) -> Expected:
-        return Unjudged("ATTN-10") if self.unknown else attended("ATTN-10", query, *self._parts(), scale)
+    def attend(self, query: Any, scale: float) -> Expectation:
+        return UnjudgedReply("ATTN-10") if self.unknown else attended("ATTN-10", query, *self._parts(), scale)
 
 
 def _storable(tokens: NDArray) -> bool:

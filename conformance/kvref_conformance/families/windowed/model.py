@@ -6,41 +6,40 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.conversation.exchange import Reply
-from kvref_conformance.interface import Level
+from kvref_conformance.calls.messages import CallReply
+from kvref_conformance.implementation_api import Level, NDArray
 from kvref_conformance.oracle.attention import attended, seen, wrong_query
-from kvref_conformance.oracle.expected import (
-    Arrays,
-    Choice,
-    Expected,
-    Refused,
-    TakenOrRefused,
-    Unjudged,
-    Value,
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AcceptedOrError,
+    AnyOf,
+    ExactValue,
+    Expectation,
+    ExpectedArrays,
+    ExpectedError,
+    UnjudgedReply,
     exactly,
     finite,
     float32,
     not_finite,
     not_in_range,
     wrong_arrays,
-)  # fmt: skip
+)
 from kvref_conformance.oracle.formats import PLAIN
-from kvref_conformance.oracle.model import Look
-from kvref_conformance.oracle.moved import BLAMED, MovedWhole
-from kvref_conformance.oracle.rows import Reads
-from kvref_conformance.oracle.tokens import storable, tokens_as
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.reference_model import Look
+from kvref_conformance.oracle.saved_state import BLAMED, WholeCacheModel
+from kvref_conformance.oracle.token_storage import storable, tokens_as
 
-Token = tuple[Reads, Reads]  # key and value as `read` has to return them, each [num_kv_heads, head_dim]
+Token = tuple[ExpectedReads, ExpectedReads]  # key and value as `read` has to return them, each [num_kv_heads, head_dim]
 
 
 @dataclass(frozen=True)
-class ArraysOrRefused(Arrays):
+class ArraysOrRefused(ExpectedArrays):
     """Accepts the correct arrays, or an error of one of these kinds."""
 
     kinds: tuple[str, ...] = ()
 
-    def judge(self, reply: Reply, op: str, level: Level) -> None:
+    def judge(self, reply: CallReply, op: str, level: Level) -> None:
         if not (reply.error and reply.error.kind in self.kinds):
             super().judge(reply, op, level)
 
@@ -51,7 +50,7 @@ class ArraysOrRefused(Arrays):
         return {"error": {"kinds": list(self.kinds)}, "any": True}
 
 
-class Windowed(MovedWhole):
+class Windowed(WholeCacheModel):
     family = "windowed"
     held = ("tokens", "kept", "longest", "looked_back")
     largest = ("longest",)
@@ -85,24 +84,26 @@ class Windowed(MovedWhole):
     def looks(self) -> list[Look]:
         return [("length", {}), ("stored_tokens", {}), ("read", {"positions": self.needed()})]
 
-    def length(self) -> Expected:
-        return Value(self.blame("length"), value=len(self.tokens))
+    def length(self) -> Expectation:
+        return ExactValue(self.blame("length"), value=len(self.tokens))
 
-    def stored_tokens(self) -> Expected:
+    def stored_tokens(self) -> Expectation:
         least, most = len(self.needed()), self.window + self.sinks + self.rollback + self.longest
-        return Choice(
+        return AnyOf(
             self.blame("stored_tokens"), says=f"{least} to {most}: window, sinks, rollback and the longest step",
             accepts=lambda ok: isinstance(ok, int) and least <= ok <= most,
         )  # fmt: skip
 
-    def append(self, keys: Any, values: Any) -> Expected:
+    def append(self, keys: Any, values: Any) -> Expectation:
         shape = (None, *self.row)
         if wrong := wrong_arrays((keys, shape), (values, shape)):
             return self.refuse(wrong + not_finite(keys, values))
         then = self.did("append", lambda ok: self._take(keys, values))
-        return Expected("WIN-05", then) if self._holds(keys, values) else TakenOrRefused("WIN-05", then, refused=self._refused)
+        return (
+            Expectation("WIN-05", then) if self._holds(keys, values) else AcceptedOrError("WIN-05", then, refused=self._refused)
+        )
 
-    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Expected:
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Expectation:
         shape = (None, *self.row)
         wrong = wrong_arrays((keys, shape), (values, shape))
         wrong += wrong_query(query, *self.row)
@@ -112,7 +113,7 @@ class Windowed(MovedWhole):
             return self.refuse(wrong + not_finite(query, keys, values))
         then = self.did("step", lambda ok: self._take(keys, values))
         if not self._holds(keys, values):
-            return TakenOrRefused(self._clause(len(keys)), then, refused=self._refused)
+            return AcceptedOrError(self._clause(len(keys)), then, refused=self._refused)
         at = range(len(self.tokens), len(self.tokens) + len(keys))
         tokens = [*self.tokens, *self._stored(keys, values)]
         return self._attended(self._clause(len(keys)), query, tokens, [self.seen(each) for each in at], scale, then)
@@ -123,19 +124,23 @@ class Windowed(MovedWhole):
     def is_empty(self) -> bool:
         return not self.tokens
 
-    def attend(self, query: Any, scale: float) -> Expected:
+    def attend(self, query: Any, scale: float) -> Expectation:
         views = [self.seen(len(self.tokens) - 1)] * len(query)
         found = self._attended(self._clause(1), query, self.tokens, views, scale, lambda ok: None)
         if not (self.looked_back and self.kept):
             return found
         gone = ("PositionOutOfRange",)  # the newest token may see an evicted one that the next token does not
-        if isinstance(found, Arrays):
+        if isinstance(found, ExpectedArrays):
             return ArraysOrRefused("WIN-06", parts=found.parts, always_slack=True, kinds=gone)
-        return replace(found, kinds=found.kinds + gone) if isinstance(found, Refused) else TakenOrRefused("WIN-06", kinds=gone)
+        return (
+            replace(found, kinds=found.kinds + gone)
+            if isinstance(found, ExpectedError)
+            else AcceptedOrError("WIN-06", kinds=gone)
+        )
 
     def _attended(
         self, clause: str, query: Any, tokens: list[Token], views: Sequence[NDArray], scale: float, then: Any
-    ) -> Expected:
+    ) -> Expectation:
         keys, values = self._parts(tokens)
         found = attended(clause, query, keys, values, scale, views)
 
@@ -145,11 +150,11 @@ class Windowed(MovedWhole):
             quiet = all(np.abs(part.values[unseen]).max(initial=0) < 1e30 for part in (keys, values))
             return "ATTN-07" if np.isnan(got[index]) and not quiet else clause
 
-        if isinstance(found, Arrays):
+        if isinstance(found, ExpectedArrays):
             if self.unknown:
-                return Unjudged(clause, then)
-            return Arrays(clause, then, parts=found.parts, always_slack=True, clause_at=clause_at)
-        return Unjudged(clause, then) if isinstance(found, Unjudged) else found
+                return UnjudgedReply(clause, then)
+            return ExpectedArrays(clause, then, parts=found.parts, always_slack=True, clause_at=clause_at)
+        return UnjudgedReply(clause, then) if isinstance(found, UnjudgedReply) else found
 
     def _clause(self, count: int) -> str:
         """Returns the clause that the attention of `count` queries is judged by."""
@@ -159,15 +164,15 @@ class Windowed(MovedWhole):
             return "WIN-06"
         return "WIN-02" if count > 1 else "WIN-05" if self.sinks and len(self.tokens) > self.window else "WIN-01"
 
-    def read(self, positions: Any) -> Expected:
+    def read(self, positions: Any) -> Expectation:
         for position in positions:
             if wrong := not_in_range(position, len(self.tokens), "PositionOutOfRange"):
-                return Refused(wrong[0][1], kinds=("PositionOutOfRange",))
+                return ExpectedError(wrong[0][1], kinds=("PositionOutOfRange",))
         if self.unknown:
             return (
-                Unjudged("LAW-14")
+                UnjudgedReply("LAW-14")
                 if {*positions} <= {*self.needed()}
-                else TakenOrRefused("LAW-14", kinds=("PositionOutOfRange",))
+                else AcceptedOrError("LAW-14", kinds=("PositionOutOfRange",))
             )
         parts = self._parts([self.tokens[position] for position in positions])
         if not {*positions} <= {*self.needed()}:
@@ -181,13 +186,13 @@ class Windowed(MovedWhole):
                 return "LAW-04"
             return "WIN-05" if position < self.sinks and self.last != "truncate" else self.blame("read")
 
-        return Arrays(self.blame("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
+        return ExpectedArrays(self.blame("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
 
     def _another(self, got: NDArray) -> bool:
         """Returns whether `got` is a row of some token: then a whole row was read from the wrong place."""
         return any(np.array_equal(got, part.values) for token in self.tokens for part in token)
 
-    def truncate(self, length: Any) -> Expected:
+    def truncate(self, length: Any) -> Expectation:
         if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
             return self.refuse(wrong)
 
@@ -198,14 +203,14 @@ class Windowed(MovedWhole):
 
         then = self.did("truncate", change)
         if length == len(self.tokens) or self._first(length) >= self.kept:
-            return Expected("WIN-06", then)
-        return TakenOrRefused("WIN-06", then, kinds=("NotTruncatable",), refused=self._refused)
+            return Expectation("WIN-06", then)
+        return AcceptedOrError("WIN-06", then, kinds=("NotTruncatable",), refused=self._refused)
 
-    def clear(self) -> Expected:
+    def clear(self) -> Expectation:
         def change(ok: Any) -> None:
             self.tokens, self.kept, self.looked_back, self.unknown = [], 0, False, False
 
-        return Expected("LAW-05", self.did("clear", change))
+        return Expectation("LAW-05", self.did("clear", change))
 
     def _first(self, query: int) -> int:
         """Returns the first position after the sinks that the query at position `query` sees."""
@@ -224,16 +229,16 @@ class Windowed(MovedWhole):
 
     def _stored(self, keys: Any, values: Any) -> list[Token]:
         stored = [tokens_as(float32(part), self.dtype) for part in (keys, values)]
-        return list(zip(*([Reads(*each) for each in zip(*part, strict=True)] for part in stored), strict=True))
+        return list(zip(*([ExpectedReads(*each) for each in zip(*part, strict=True)] for part in stored), strict=True))
 
-    def _parts(self, tokens: list[Token]) -> tuple[Reads, Reads]:
+    def _parts(self, tokens: list[Token]) -> tuple[ExpectedReads, ExpectedReads]:
         return self._stacked([token[0] for token in tokens]), self._stacked([token[1] for token in tokens])
 
-    def _stacked(self, parts: list[Reads]) -> Reads:
+    def _stacked(self, parts: list[ExpectedReads]) -> ExpectedReads:
         values = np.array([part.values for part in parts], np.float32).reshape(-1, *self.row)
         if self.dtype in PLAIN:
             return exactly(values)
-        return Reads(values, np.array([part.slack for part in parts], np.float64).reshape(-1, *self.row))
+        return ExpectedReads(values, np.array([part.slack for part in parts], np.float64).reshape(-1, *self.row))
 
     def _refused(self) -> None:
         self.last = "refused"

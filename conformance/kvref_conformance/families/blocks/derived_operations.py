@@ -1,0 +1,36 @@
+"""Derived operations of the block pool."""
+
+from functools import partial
+
+from kvref_conformance.calls.derived_operations import DerivedOperation, in_turn
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.outcome import NotOffered
+
+
+def several_one_by_one(pool: ObjectProxy, count: int) -> list[int]:
+    if count < 0:
+        raise NotOffered("allocate_many of a negative number (derived from allocate)")
+    taken = list[int]()
+    in_turn(partial(lambda: taken.append(pool.allocate())) for _ in range(count))
+    return taken
+
+
+def used_share(pool: ObjectProxy) -> float:
+    total, free = pool.config["num_blocks"], pool.num_free
+    return (total - free) / total if total else 0.0
+
+
+def free_of_what_is_used(pool: ObjectProxy) -> int:
+    total = pool.config["num_blocks"]
+    return int(total - round(total * pool.utilization))
+
+
+DERIVED = (
+    DerivedOperation("num_blocks", "BLOCK-01", ("num_free", "num_used"), lambda pool: pool.num_free + pool.num_used),
+    DerivedOperation("num_free", "LAW-03", ("num_used",), lambda pool: pool.config["num_blocks"] - pool.num_used),
+    DerivedOperation("num_free", "BLOCK-06", ("utilization",), free_of_what_is_used),
+    DerivedOperation("num_used", "LAW-03", ("num_free",), lambda pool: pool.config["num_blocks"] - pool.num_free),
+    DerivedOperation("utilization", "BLOCK-06", ("num_free",), used_share),
+    DerivedOperation("allocate_many", "BLOCK-07", ("allocate",), several_one_by_one),
+    DerivedOperation("allocate", "BLOCK-07", ("allocate_many",), lambda pool: pool.allocate_many(1)[0]),
+)

@@ -1,0 +1,119 @@
+"""The state machine of the family `blocks`."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.blocks.model import Blocks
+from kvref_conformance.fuzz.base_machine import FamilyStateMachine, one_of
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+
+INDEX = st.integers(0, 3)
+
+
+class BlocksStateMachine(FamilyStateMachine):
+    family = "blocks"
+
+    @initialize(num_blocks=st.sampled_from((2, 3, 1, 4, 3, 0)))
+    def new(self, num_blocks: int) -> None:
+        self.make(num_blocks=num_blocks)
+
+    @precondition(lambda self: self.objects)
+    @rule()
+    def allocate(self) -> None:
+        self.call("allocate", self.objects[0])
+
+    @precondition(lambda self: self.objects)
+    @rule(count=st.integers(-1, 3))
+    def allocate_many(self, count: int) -> None:
+        self.call("allocate_many", self.objects[0], count=count)
+
+    @precondition(lambda self: self.objects)
+    @rule(index=INDEX)
+    def free(self, index: int) -> None:
+        pool = self.witness.models[self.objects[0]]
+        assert isinstance(pool, Blocks)
+        block = one_of(pool.held, index)
+        if block is not None:
+            self.call("free", self.objects[0], block=block)
+
+    @precondition(lambda self: self.objects)
+    @rule(index=INDEX)
+    def share(self, index: int) -> None:
+        pool = self.witness.models[self.objects[0]]
+        assert isinstance(pool, Blocks)
+        block = one_of(pool.held, index)
+        if block is not None:
+            self.call("share", self.objects[0], block=block)
+
+    @precondition(lambda self: self.objects)
+    @rule(block=st.integers(-1, 3), share=st.booleans())
+    def take_or_free_anything(self, block: int, share: bool) -> None:
+        self.call("share" if share else "free", self.objects[0], block=block)
+
+
+# The states of the block pool that random call sequences should reach, because bugs depend on them.
+
+refusals("blocks", "OutOfBlocks", "BlockNotAllocated")
+
+
+@state("blocks", "allocate", raising="OutOfBlocks")
+def a_pool_that_had_blocks_is_empty(call: ModelCall) -> bool:
+    return bool(call.model.total)
+
+
+@state("blocks", "allocate")
+def a_block_is_handed_out_again(call: ModelCall) -> bool:
+    return call.ok in call.past.given_back
+
+
+@state("blocks", "allocate")
+def a_pool_that_was_empty_gives_again(call: ModelCall) -> bool:
+    return "a pool that had blocks is empty" in call.past.met
+
+
+@state("blocks", "free")
+def a_block_is_freed_while_others_are_held(call: ModelCall) -> bool:
+    return len(call.model.held) > 1
+
+
+@state("blocks", "free")
+def the_last_of_several_is_freed(call: ModelCall) -> bool:
+    return len(call.model.held) == 1 and bool(call.past.given_back)
+
+
+@state("blocks", "free", raising="BlockNotAllocated")
+def a_block_is_freed_twice(call: ModelCall) -> bool:
+    return call.args["block"] in call.past.given_back
+
+
+@state("blocks", "free", raising="BlockNotAllocated")
+def a_negative_block_is_freed_while_some_are_held(call: ModelCall) -> bool:
+    return call.args["block"] < 0 and bool(call.model.held)
+
+
+@state("blocks", "share")
+def a_block_is_shared_by_three(call: ModelCall) -> bool:
+    return bool(call.model.held[call.args["block"]] == 2)
+
+
+@state("blocks", "free")
+def a_shared_block_is_freed_by_one(call: ModelCall) -> bool:
+    return bool(call.model.held[call.args["block"]] > 1)
+
+
+@state("blocks", "free")
+def a_block_that_was_shared_is_freed_by_the_last(call: ModelCall) -> bool:
+    return call.model.held[call.args["block"]] == 1 and "a shared block is freed by one" in call.past.met
+
+
+@state("blocks", "share", raising="BlockNotAllocated")
+def a_block_that_was_freed_is_shared(call: ModelCall) -> bool:
+    return call.args["block"] in call.past.given_back
+
+
+def note_blocks(call: ModelCall) -> None:
+    if call.op == "blocks.free" and not call.raised and call.model.held[call.args["block"]] == 1:
+        call.past.given_back.add(call.args["block"])
+
+
+NOTES["blocks"] = note_blocks

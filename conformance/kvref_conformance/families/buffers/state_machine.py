@@ -1,0 +1,183 @@
+"""The state machine of the family `buffers`."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.buffers.model import SIZE_CLASSES, Buffer, class_of
+from kvref_conformance.fuzz.base_machine import FamilyStateMachine
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+
+INDEX = st.integers(0, 3)
+
+
+class BuffersStateMachine(FamilyStateMachine):
+    family = "buffers"
+
+    @initialize(max_buffers=st.sampled_from((1, 2, 3, 2)))
+    def new(self, max_buffers: int) -> None:
+        self.make(max_buffers=max_buffers)
+        self.pool = self.objects[0] if self.objects else None
+
+    def held(self, index: int) -> int | None:
+        """Returns a buffer: index 0 is the newest in use; released buffers follow after all buffers in use."""
+        buffers = {number: each for number in self.objects if isinstance(each := self.witness.models[number], Buffer)}
+        ordered = sorted(buffers, key=lambda number: (not buffers[number].held, -number))
+        return ordered[index % len(ordered)] if ordered else None
+
+    @precondition(lambda self: self.objects)
+    @rule(size=st.sampled_from((1024, 1, 1024, 0, 1025, 1024, SIZE_CLASSES[-1], SIZE_CLASSES[-1] + 1, -1)))
+    def acquire(self, size: int) -> None:
+        if len(self.objects) == 6 and (one := self.held(-1)) is not None:
+            self.objects.remove(one)  # stop observing it
+        self.acquired(size)
+
+    @precondition(lambda self: len(self.objects) > 1)
+    @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 256, 6, 0, 300)))
+    def extend(self, which: int, count: int) -> None:
+        self.call("extend", self.held(which), values=self.source.rows((count,), "counting"))
+
+    extend_more = extend
+
+    @precondition(lambda self: len(self.objects) > 1)
+    @rule(which=INDEX)
+    def extend_wrongly(self, which: int) -> None:
+        self.call("extend", self.held(which), values=np.ones((2, 2), np.float32))
+
+    @precondition(lambda self: len(self.objects) > 1)
+    @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 0)))
+    def clear_buffer(self, which: int, count: int) -> None:
+        self.call("clear", self.held(which))
+        self.call("extend", self.held(which), values=self.source.rows((count,), "counting"))
+
+    @precondition(lambda self: len(self.objects) > 1)
+    @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 0)))
+    def release(self, which: int, count: int) -> None:
+        """Release a buffer and acquire the next one of its class, which reuses the memory."""
+        number = self.held(which)
+        if number is not None:
+            buffer = self.witness.models[number]
+            assert isinstance(buffer, Buffer)
+            self.call("release", number)
+            self.acquire(buffer.bytes)
+            self.extend(0, count)
+
+    @precondition(lambda self: len(self.objects) > 1)
+    @rule(which=INDEX)
+    def release_only(self, which: int) -> None:
+        self.call("release", self.held(which))
+
+    @precondition(lambda self: self.objects)
+    @rule(size=st.sampled_from((1024, 1024, 4096, 1000)), count=st.sampled_from((1, 2, 3, 0, -1)))
+    def prewarm(self, size: int, count: int) -> None:
+        self.call("prewarm", self.pool, size=size, count=count)
+
+    @precondition(lambda self: self.objects)
+    @rule()
+    def clear(self) -> None:
+        self.call("clear", self.pool)
+
+
+# The states of the buffer pool that random call sequences should reach, because bugs depend on them.
+
+refusals(
+    "buffers", "PositionOutOfRange", "BufferTooLarge", "ConfigError", "ShapeMismatch", "CapacityExceeded", "BufferReleased",
+)  # fmt: skip
+
+
+def filled(call: ModelCall) -> int:
+    """Returns the number of values in a buffer."""
+    return sum(len(part) for part in call.model.written)
+
+
+def held_of(call: ModelCall, size: int) -> list[int]:
+    """Returns the buffers in use of a size class."""
+    return [number for number, each in call.models.items() if isinstance(each, Buffer) and each.held and each.bytes == size]
+
+
+@state("buffers", "buffer.extend")
+def a_buffer_holds_less_than_its_memory_did_before(call: ModelCall) -> bool:
+    before = call.past.buffers.get(call.model.bytes, 0)
+    return call.on in call.past.used_again and 0 < filled(call) + call.tokens < before
+
+
+@state("buffers", "acquire")
+def two_buffers_of_a_class_are_in_use(call: ModelCall) -> bool:
+    return len(held_of(call, class_of(call.args["num_bytes"]))) > 0
+
+
+@state("buffers", "buffer.release")
+def a_released_buffer_meets_a_full_free_list(call: ModelCall) -> bool:
+    return bool(call.model.held and call.model.pool.free[call.model.bytes] == call.model.pool.most)
+
+
+@state("buffers", "buffer.release")
+def a_buffer_is_released_twice(call: ModelCall) -> bool:
+    return not call.model.held
+
+
+@state("buffers", "buffer.release")
+def a_buffer_is_released_twice_while_another_has_its_memory(call: ModelCall) -> bool:
+    return not call.model.held and not call.past.used_again.isdisjoint(held_of(call, call.model.bytes))
+
+
+@state("buffers", "buffer.extend", raising="BufferReleased")
+def a_released_buffer_is_written_to(call: ModelCall) -> bool:
+    return True
+
+
+@state("buffers", "buffer.extend")
+def a_buffer_that_has_values_gets_more(call: ModelCall) -> bool:
+    return bool(filled(call) and call.tokens)
+
+
+@state("buffers", "buffer.extend")
+def a_buffer_is_filled_to_the_last_value(call: ModelCall) -> bool:
+    return bool(call.tokens and filled(call) + call.tokens == call.model.bytes // 4)
+
+
+@state("buffers", "buffer.extend", raising="CapacityExceeded")
+def a_buffer_that_has_values_cannot_take_all_that_come(call: ModelCall) -> bool:
+    return bool(0 < filled(call) < call.model.bytes // 4)
+
+
+@state("buffers", "buffer.extend")
+def a_cleared_buffer_gets_fewer_values(call: ModelCall) -> bool:
+    return 0 < filled(call) + call.tokens < call.past.most.get(call.on, 0)
+
+
+@state("buffers", "clear")
+def a_pool_is_cleared_that_has_free_buffers(call: ModelCall) -> bool:
+    return any(call.model.free.values())
+
+
+@state("buffers", "buffer.release")
+def a_buffer_is_released_after_its_pool_was_cleared(call: ModelCall) -> bool:
+    return call.model.held and "a pool is cleared that has free buffers" in call.past.met
+
+
+@state("buffers", "prewarm")
+def prewarming_stops_at_the_most_there_may_be(call: ModelCall) -> bool:
+    return bool(
+        0 < call.model.free[call.args["size"]] < call.model.most < call.model.free[call.args["size"]] + call.args["count"]
+    )
+
+
+@state("buffers", "acquire")
+def a_free_buffer_is_served(call: ModelCall) -> bool:
+    return bool(call.model.free[class_of(call.args["num_bytes"])])
+
+
+def note_buffers(call: ModelCall) -> None:
+    if call.raised:
+        return
+    if call.op == "buffers.acquire" and call.model.free[class_of(call.args["num_bytes"])] and call.past.buffers:
+        call.past.used_again.add(call.id)
+    elif call.op == "buffer.release" and call.model.held:
+        size = call.model.bytes
+        call.past.buffers[size] = max(filled(call), call.past.buffers.get(size, 0))
+    elif call.op == "buffer.clear":
+        call.past.most[call.on] = filled(call)
+
+
+NOTES["buffers"] = note_buffers

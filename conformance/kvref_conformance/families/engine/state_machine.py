@@ -1,0 +1,236 @@
+"""State machine of the family `engine`: random call sequences."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref.canary import BOS, FIRST_WORD
+from kvref_conformance.families.engine.model import Engine, SessionModel
+from kvref_conformance.fuzz.base_machine import LAST, FamilyStateMachine, one_of
+from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
+
+INDEX = st.sampled_from((*(0, 1, 2) * 6, LAST))
+COUNT = st.sampled_from((1, 2, 3, 5, 9, 17, 0))
+PROMPTS = 3  # only a few distinct prompts, so that sessions often share a prefix
+
+
+class EngineStateMachine(FamilyStateMachine):
+    family = "engine"
+
+    @initialize(heads=st.sampled_from((2, 1)), recalls=st.sampled_from((0, 0, 1)), room=st.sampled_from((1, 3, 2)))
+    def new(self, heads: int, recalls: int, room: int) -> None:
+        context = self.subject.size("context", 48)
+        self.make(
+            num_layers=2, num_kv_heads=heads, num_query_heads=2, head_dim=32, context=context, period=12, window=0,
+            recalls=recalls, cache_tokens=room * (context + 63) // 64 * 64,
+        )  # fmt: skip
+        self.begin(0, 0)
+        self.begin(1, 0)
+
+    @property
+    def model(self) -> Engine:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Engine)
+        return found
+
+    def session(self, index: int) -> int:
+        """An existing session, or an unknown one for LAST or if no session exists."""
+        there = one_of(self.model.sessions, index)
+        return 1000 if there is None or index == LAST else there
+
+    def length(self, session: int) -> int:
+        return len(self.model.sessions[session].tokens) if session in self.model.sessions else 0
+
+    def prompt(self, number: int) -> list[int]:
+        """Period plus 2 distinct words (at least 14), then the second of them again, so that the next token is certain."""
+        period, words = self.model.canary.period, self.model.canary.words
+        count = max(period, 12) + 2
+        mixed = [FIRST_WORD + (number * 5 + place * 7) % words for place in range(count)]
+        return [BOS, *mixed, mixed[1]]
+
+    @precondition(lambda self: self.objects)
+    @rule(number=st.integers(0, PROMPTS - 1), cut=st.sampled_from((0, 1, 5, 13)))
+    def begin(self, number: int, cut: int) -> None:
+        """Open a session and append a prompt to it in one or two chunks."""
+        if self.objects and len(self.model.sessions) < 4:
+            session = self.call("open", self.objects[0])
+            tokens = self.prompt(number)
+            for piece in (tokens[:cut], tokens[cut:]) if cut else (tokens,):
+                self.call("extend", self.objects[0], session=session, tokens=piece)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, number=st.integers(0, PROMPTS - 1), count=COUNT)
+    def extend(self, which: int, number: int, count: int) -> None:
+        self.call("extend", self.objects[0], session=self.session(which), tokens=self.prompt(number)[1 : count + 1])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, wrong=st.sampled_from((-1, 10**6)))
+    def extend_wrongly(self, which: int, wrong: int) -> None:
+        self.call("extend", self.objects[0], session=self.session(which), tokens=[FIRST_WORD, wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=st.sampled_from((2, 1, 5, 9, 20, 0, -1)))
+    def generate(self, which: int, count: int) -> None:
+        self.call("generate", self.objects[0], session=self.session(which), count=count)
+
+    generate_more = generate
+
+    @precondition(lambda self: self.objects)
+    @rule(which=st.sampled_from(((0, 1), (1, 0), (0, 1, 2), (1,), (0, LAST), ())), times=st.integers(1, 2))
+    def step(self, which: tuple[int, ...], times: int) -> None:
+        for _ in range(times):
+            sessions = list(dict.fromkeys(self.session(each) for each in which))
+            self.call("step", self.objects[0], sessions=sessions)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT)
+    def fork(self, which: int, count: int) -> None:
+        """Fork a session and append other tokens to the fork, then generate in both."""
+        child = self.call("fork", self.objects[0], session=self.session(which))
+        if child is not None:
+            self.call("extend", self.objects[0], session=child, tokens=self.prompt(2)[1 : count + 1])
+            self.generate(which, 2)
+            self.call("generate", self.objects[0], session=child, count=2)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, n=st.sampled_from((2, 1, 3, 0, -1)), count=st.sampled_from((3, 1, 7, 0, -1)))
+    def sample(self, which: int, n: int, count: int) -> None:
+        """Sample, then generate in the session itself, which sampling must not change."""
+        self.call("sample", self.objects[0], session=self.session(which), n=n, count=count)
+        self.generate(which, 2)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=st.sampled_from((3, 1, 7, 0, -1)))
+    def cancel(self, which: int, count: int) -> None:
+        self.call("cancel", self.objects[0], session=self.session(which), count=count)
+        self.generate(which, 2)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, number=st.integers(0, PROMPTS - 1))
+    def save(self, which: int, number: int) -> None:
+        """Save a session and close it. A new session then reuses its memory."""
+        session = self.session(which)
+        self.call("save", self.objects[0], session=session)
+        self.close(which, number)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX)
+    def load(self, which: int) -> None:
+        saved = one_of(self.model.saved, which)
+        unknown = saved is None or which == LAST
+        session = self.call("load", self.objects[0], saved=1000 if unknown else saved)
+        if session is not None:
+            self.call("generate", self.objects[0], session=session, count=3)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, back=st.sampled_from((1, 2, 4, 8, 16, 0, -1, 99)))
+    def truncate(self, which: int, back: int) -> None:
+        session = self.session(which)
+        self.call("truncate", self.objects[0], session=session, length=max(-1, self.length(session) - back))
+        self.generate(which, 2)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, start=st.integers(-1, 20), count=st.sampled_from((1, 3, 8, 0, 99)))
+    def remove(self, which: int, start: int, count: int) -> None:
+        session = self.session(which)
+        self.call("remove", self.objects[0], session=session, start=start, stop=start + count)
+        self.generate(which, 2)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, number=st.integers(0, PROMPTS - 1))
+    def close(self, which: int, number: int) -> None:
+        """Close a session and open another, which reuses its memory."""
+        self.call("close", self.objects[0], session=self.session(which))
+        self.begin(number, 0)
+        self.step((0, 1), 2)
+
+
+# States of an engine in which bugs are likely.
+
+refusals("engine", "SequenceNotFound", "TokenOutOfRange", "PositionOutOfRange", "CapacityExceeded", "OutOfBlocks")
+
+
+def session(call: ModelCall) -> SessionModel:
+    model: Engine = call.model
+    return model.sessions[call.args["session"]]
+
+
+def told(call: ModelCall) -> int:
+    """Number of tokens in the session of a call."""
+    return len(session(call).tokens)
+
+
+@state("engine", "extend")
+def a_prompt_comes_in_pieces(call: ModelCall) -> bool:
+    return told(call) > 0 and not session(call).spoke
+
+
+@state("engine", "extend")
+def a_session_goes_on_that_has_spoken(call: ModelCall) -> bool:
+    return session(call).spoke and len(call.args["tokens"]) > 0
+
+
+@state("engine", "extend")
+def a_session_begins_as_one_did_that_is_gone(call: ModelCall) -> bool:
+    model: Engine = call.model
+    return told(call) == 0 and any(gone[:8] == call.args["tokens"][:8] for gone in model.gone)
+
+
+@state("engine", "generate")
+def it_speaks_beyond_a_block_of_sixteen(call: ModelCall) -> bool:
+    return told(call) % 16 + len(call.ok) > 16
+
+
+@state("engine", "generate")
+def it_is_cut_short_by_the_end_of_the_context(call: ModelCall) -> bool:
+    return bool(len(call.ok) < call.args["count"])
+
+
+@state("engine", "step")
+def sessions_of_different_lengths_speak_together(call: ModelCall) -> bool:
+    model: Engine = call.model
+    return len({len(model.sessions[session].tokens) for session in call.args["sessions"]}) > 1
+
+
+@state("engine", "generate", "step")
+def one_speaks_that_is_a_fork_or_was_forked(call: ModelCall) -> bool:
+    model: Engine = call.model
+    speaking = call.args["sessions"] if "sessions" in call.args else [call.args["session"]]
+    return any(model.sessions[session].clause in ("ENG-08", "ENG-10") for session in speaking)
+
+
+@state("engine", "fork")
+def a_fork_is_made_in_the_middle_of_a_block(call: ModelCall) -> bool:
+    return told(call) % 16 != 0
+
+
+@state("engine", "sample")
+def several_answer_out_of_a_block_that_is_partly_filled(call: ModelCall) -> bool:
+    return told(call) % 16 != 0 and call.args["n"] > 1 and len(call.ok) > 0
+
+
+@state("engine", "cancel")
+def one_is_cut_off_while_others_speak(call: ModelCall) -> bool:
+    model: Engine = call.model
+    return call.args["count"] > 0 and any(each.spoke for each in model.sessions.values())
+
+
+@state("engine", "load")
+def one_is_loaded_that_was_closed_since(call: ModelCall) -> bool:
+    model: Engine = call.model
+    return model.saved[call.args["saved"]].tokens in model.gone
+
+
+@state("engine", "truncate")
+def some_tokens_go_and_some_stay(call: ModelCall) -> bool:
+    return bool(0 < call.args["length"] < told(call))
+
+
+@state("engine", "remove")
+def tokens_go_from_the_middle(call: ModelCall) -> bool:
+    return bool(0 < call.args["start"] < call.args["stop"] < told(call))
+
+
+@state("engine", "close")
+def one_goes_while_others_speak(call: ModelCall) -> bool:
+    model: Engine = call.model
+    return sum(each.spoke for each in model.sessions.values()) > 1

@@ -1,0 +1,118 @@
+"""The Stream of the grouped cache, by which the laws use it: a stream is one sequence in the last layer, which sees every token.
+
+Every layer gets the same tokens.
+"""
+
+from collections.abc import Iterable, Iterator
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families.grouped.fixture import groups_of
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.fixtures import different_size, pair_of_tokens, random_tokens
+from kvref_conformance.testlib.law_adapter import (
+    LARGEST_JSON_INTEGER,
+    NEGATIVE,
+    BadCall,
+    Counter,
+    LawAdapter,
+    wrong_pairs,
+    wrong_queries,
+)
+
+TWO = 36  # tokens of two streams together, at most
+
+
+class GroupedLawAdapter(LawAdapter):
+    family = "grouped"
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        entries = max(12, -(-TWO // subject.size("block_size", 3)))
+        super().__init__(subject, **{"num_blocks": entries * groups_of(subject)} | changes)
+        self.layer = self.config["num_layers"] - 1
+        self.sequence = int(self.cache.create())
+        self.dropped = False
+
+    def another(self) -> "GroupedLawAdapter":
+        self.subject.need(sequences=2)
+        if self.room() < TWO:
+            said = self.subject.limits.of(self.family, "num_blocks")
+            raise NotOffered(f"blocks for two sequences, where its limits say {said}")
+        beside = copy(self)
+        beside.sequence, beside.taken = int(self.cache.create()), 0
+        return beside
+
+    def laid_out(self, tokens: NDArray) -> NDArray:
+        return np.stack([tokens] * self.config["num_layers"])
+
+    def give(self, keys: Any, values: Any) -> None:
+        self.cache.step(self.sequence, keys, values)
+
+    def length(self) -> int:
+        return int(self.cache.length(self.sequence))
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        return tuple(self.cache.read(self.sequence, self.layer, list(range(self.length()))))
+
+    def read_as_is(self) -> Any:
+        return self.cache.as_is("read", self.sequence, self.layer, list(range(len(self))))
+
+    def forget(self) -> None:
+        self.cache.drop(self.sequence)
+        self.sequence, self.taken = int(self.cache.create()), 0
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        """Yields the number of free blocks until a window passes the first token. Afterwards it depends on the sizes of steps."""
+        if self.taken <= self.config["window"]:
+            yield from self.attributes("num_free_blocks")
+
+    def out_of_range(self) -> list[BadCall]:
+        sequence, length, layers = self.sequence, len(self), self.config["num_layers"]
+        step = [self.laid_out(part) for part in pair_of_tokens(self.subject, 1)]
+        calls: list[BadCall] = [("SequenceNotFound", "step", (wrong, *step)) for wrong in (-1, sequence + 10**6)]
+        for layer in (-1, layers):
+            calls += [("LayerOutOfRange", "block_table", (sequence, layer)), ("LayerOutOfRange", "read", (sequence, layer, [0]))]
+        calls += [("PositionOutOfRange", "read", (sequence, self.layer, [0, position])) for position in (-1, length)]
+        calls += [("PositionOutOfRange", "truncate", (sequence, wrong)) for wrong in (-1, length + 1)]
+        calls += [
+            ("PositionOutOfRange", "commit", (sequence, [1] * (length + 1))),
+            ("TokenOutOfRange", "commit", (sequence, [-1])),
+        ]
+        calls += [("SequenceNotFound", "commit", (wrong, [])) for wrong in (-1, sequence + 10**6)]
+        calls += [("SequenceNotFound", "length", (-1,)), ("InUse", "reset", ())]
+        return calls + [("TokenOutOfRange", name, ([1, -1],)) for name in ("begin", "match")]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        layers, good = self.config["num_layers"], random_tokens(self.subject, 1)
+        steps = [(np.stack([key] * layers), np.stack([value] * layers)) for key, value in wrong_pairs(self.subject)[3:]]
+        steps = [(keys, values) for keys, values in steps if keys.shape != values.shape]
+        return {
+            "step": [(self.sequence, *step) for step in [*steps, (np.stack([good] * different_size(layers)),) * 2]],
+            "attend": [(self.sequence, self.layer, query, 1.0) for query in wrong_queries(self.subject)],
+        }
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        step = [self.laid_out(part) for part in pair_of_tokens(self.subject, 1)]
+        yield from (("truncate", (self.sequence, length)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER))
+        yield from (("step", (sequence, *step)) for sequence in NEGATIVE)
+        for sequence in (-1, LARGEST_JSON_INTEGER, self.sequence, self.sequence):
+            self.dropped |= sequence == self.sequence
+            yield "drop", (sequence,)
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        size = self.subject.size("block_size", 16)
+        return {"num_blocks": (-(-tokens // size) + 1) * groups_of(self.subject), "block_size": size, "window": 64}
+
+    def room(self) -> int:
+        config = self.cache.config
+        return int(config["num_blocks"] // config["num_groups"] * config["block_size"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        for name, number in self.attributes("num_free_blocks"):
+            yield name, number, self.config["num_blocks"]
+        if not self.dropped:
+            yield "length", self.cache.length(self.sequence), appended

@@ -1,0 +1,341 @@
+"""The state machine of the family `grouped`."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.grouped.model import Grouped
+from kvref_conformance.families.paged.state_machine import DTYPE, scaled_too
+from kvref_conformance.fuzz.base_machine import ANY, BACK, LAST, FamilyStateMachine, one_of, pair, within
+from kvref_conformance.fuzz.row_generators import kinds
+from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
+from kvref_conformance.oracle.formats import group_of
+
+SEQUENCE = ANY
+STEP = st.sampled_from((1, 1, 1, 2, 3, 1, 5, 0, 8, 1))  # tokens of a step
+ALL = 99  # stands for as many queries as there are tokens
+ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # number of queries in a call of `attend`
+TIMES = st.sampled_from((1, 1, 2, 4, 6))  # steps in a row
+BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # the position at which a prompt begins to differ from the common prompt; 0: nowhere
+SALT = st.sampled_from(("", "", "", "", "a"))
+SOMETIMES = st.sampled_from((False, False, True))
+TO = st.sampled_from((None, None, None, 0, 1, 2))
+MANY = 3  # live sequences
+FRESH = 10**6  # tokens above this are in no prompt
+
+
+def prompt(branch: int, count: int) -> list[int]:
+    """Returns a prompt; many of them have a common prefix."""
+    return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
+
+
+class GroupedStateMachine(FamilyStateMachine):
+    family = "grouped"
+
+    @initialize(
+        blocks=st.sampled_from((12, 9, 16, 7, 24, 5)), size=st.sampled_from((2, 1, 3, 2)), groups=st.sampled_from((2, 2, 3, 1)),
+        each=st.sampled_from((1, 1, 2)), window=st.sampled_from((3, 1, 2, 4, 5, 7)), dim=st.sampled_from((1, 3)),
+        dtype=DTYPE,
+    )  # fmt: skip
+    def new(self, blocks: int, size: int, groups: int, each: int, window: int, dim: int, dtype: str) -> None:
+        self.plans: dict[int, list[int]] = {}  # per sequence, the tokens of its prompt
+        self.fresh, dtype = FRESH, scaled_too(self, dtype)
+        dim = max(dim, group_of(dtype))
+        self.make(
+            num_blocks=blocks, block_size=size, num_layers=groups * each, num_groups=groups, window=window, num_kv_heads=1,
+            head_dim=dim, dtype=dtype,
+        )  # fmt: skip
+        if self.objects:
+            self.shape = self.config["num_kv_heads"], self.config["head_dim"]
+            self.stride = self.config["block_size"] if self.config["block_size"] > 3 else 1  # factor for numbers of tokens
+            self.create()
+
+    @property
+    def known(self) -> Grouped:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Grouped)
+        return found
+
+    def sequence(self, which: int) -> int:
+        """Returns the id of a live sequence for any index, or for LAST an unknown id."""
+        found = None if which == LAST else one_of(self.known.lengths, which)
+        return max(self.known.ids, default=0) + 1 if found is None else found
+
+    def room(self) -> bool:
+        """Returns whether one more sequence can be created."""
+        return len(self.known.lengths) < min(MANY, self.subject.size("sequences", 99))
+
+    @precondition(lambda self: self.objects)
+    @rule()
+    def create(self) -> None:
+        if self.room():
+            self.call("create", self.objects[0])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=STEP, times=TIMES, commit=st.booleans(), kind=kinds())
+    def step(self, which: int, count: int, times: int, commit: bool, kind: str) -> None:
+        sequence = self.sequence(which)
+        for _ in range(times):
+            self.rows(sequence, count * self.stride, kind)
+            if commit and sequence in self.known.lengths:
+                self.commit_what_is_there(sequence)
+
+    step_more = step
+
+    def rows(self, sequence: int, count: int, kind: str) -> None:
+        keys, values = pair(self.source, (self.config["num_layers"], count, *self.shape), kind)
+        self.call("step", self.objects[0], sequence=sequence, keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def step_wrongly(self, which: int, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((self.config["num_layers"], 2, *self.shape), wrong, side)
+        self.call("step", self.objects[0], sequence=self.sequence(which), keys=keys, values=values)
+
+    def tokens(self, sequence: int) -> list[int]:
+        """Returns the tokens of a sequence: the committed ones, then those of its prompt, then tokens of no prompt."""
+        told, length = self.known.told[sequence][1], self.known.lengths[sequence]
+        tokens = [*told, *self.plans.get(sequence, [])[len(told) :]][:length]
+        while len(tokens) < length:
+            self.fresh += 1
+            tokens.append(self.fresh)
+        return tokens
+
+    def commit_what_is_there(self, sequence: int) -> None:
+        self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
+
+    @precondition(lambda self: self.objects)
+    @rule(
+        branch=BRANCH,
+        count=st.integers(0, 12),
+        salt=SALT,
+        by=st.sampled_from((1, 2, 1, 20)),
+        late=SOMETIMES,
+        drop=st.booleans(),
+        kind=kinds(),
+    )
+    def begin(self, branch: int, count: int, salt: str, by: int, late: bool, drop: bool, kind: str) -> None:
+        """Serves a prompt as an engine does: appends the tokens after the hit in steps, and commits after each or the last."""
+        if self.known.held.unsure:
+            return
+        if not self.room() and self.known.lengths:
+            self.call("drop", self.objects[0], sequence=self.sequence(branch % MANY))
+        tokens = prompt(branch * self.stride, count * self.stride)
+        begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+        if begun is None:
+            return
+        self.plans[begun] = tokens
+        while self.going and begun in self.known.lengths and (length := self.known.lengths[begun]) < len(tokens):
+            self.rows(begun, min(by * self.stride, len(tokens) - length), kind)
+            if self.known.lengths.get(begun) == length:
+                return  # there is no room
+            if not late or self.known.lengths.get(begun) == len(tokens):
+                self.commit_what_is_there(begun)
+        if drop and self.going:
+            self.call("drop", self.objects[0], sequence=begun)
+
+    begin_more = begin
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, wrong=st.sampled_from((0, 0, 1, 2, 3, 3)))
+    def commit(self, which: int, wrong: int) -> None:
+        sequence = self.sequence(which)
+        if wrong == 3:
+            told = one_of((each for each, (_, tokens) in self.known.told.items() if tokens), which)
+            if told is None:
+                return  # no sequence has committed tokens
+            sequence = told
+        if sequence not in self.known.lengths:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
+        elif not wrong:
+            self.commit_what_is_there(sequence)
+        else:
+            there = self.tokens(sequence)
+            tokens = {1: [*there, 1], 2: [*there[:-1], -1], 3: [FRESH, *there[1:]]}
+            self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=BACK, to=TO, count=STEP, kind=kinds())
+    def truncate(self, which: int, draft: int, back: int, to: int | None, count: int, kind: str) -> None:
+        """Truncates to `to` tokens, or by `back` tokens, and appends others.
+
+        draft: tokens appended in one step before, because only tokens of the last step can be truncated after a window passed.
+        """
+        sequence = self.sequence(which)
+        if draft:
+            self.rows(sequence, draft * self.stride, kind)
+        length = self.known.lengths.get(sequence, 0)
+        self.call("truncate", self.objects[0], sequence=sequence, length=length - back if to is None else to)
+        if sequence in self.known.lengths:
+            self.plans[sequence] = []
+            self.rows(sequence, count * self.stride, kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE)
+    def drop(self, which: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.sequence(which))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=STEP, kind=kinds())
+    def fork(self, which: int, count: int, kind: str) -> None:
+        if self.room() or which == LAST:
+            child = self.call("fork", self.objects[0], sequence=self.sequence(which))
+            if child is not None:
+                self.rows(child, count * self.stride, kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=ANY, position=st.integers(-1, 12))
+    def read(self, which: int, layer: int, position: int) -> None:
+        layer, at = within(layer, self.config["num_layers"]), position * (self.stride if position > 0 else 1)
+        self.ask("read", self.objects[0], sequence=self.sequence(which), layer=layer, positions=[at])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=ANY, count=ASKED, group=st.integers(1, 2), kind=kinds(everything=False))
+    def attend(self, which: int, layer: int, count: int, group: int, kind: str) -> None:
+        count = self.known.lengths.get(self.sequence(which), 1) if count == ALL else count
+        query = self.source.rows((count, self.shape[0] * group, self.shape[1]), kind)
+        layer = within(layer, self.config["num_layers"])
+        self.ask("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
+    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
+        tokens = [*prompt(branch * self.stride, count * self.stride), *([-1] if wrong else [])]
+        if wrong or not self.known.held.unsure:
+            self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+
+    @precondition(lambda self: self.objects)
+    @rule(all=st.booleans())
+    def reset(self, all: bool) -> None:
+        for sequence in list(self.known.lengths) if all else []:
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
+
+
+# The states of the grouped cache that random call sequences should reach, because bugs depend on them.
+
+refusals(
+    "grouped", "ShapeMismatch", "DtypeMismatch", "OutOfBlocks", "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange",
+    "NotTruncatable", "TokenOutOfRange", "TokenMismatch", "InUse",
+)  # fmt: skip
+
+
+def gone(model: Grouped, sequence: int) -> bool:
+    """Returns whether a group of the sequence has freed blocks."""
+    return any(name is None for entry in model.held.tables.get(sequence, []) for name in entry)
+
+
+def stepped(call: ModelCall) -> tuple[Grouped, int, int, int]:
+    """Returns the model before a step, the sequence, its length, and the number of tokens of the step."""
+    model: Grouped = call.model
+    sequence = call.args["sequence"]
+    return model, sequence, model.lengths[sequence], len(call.args["keys"][0])
+
+
+@state("grouped", "step")
+def a_window_gives_a_block_back(call: ModelCall) -> bool:
+    model, sequence, length, count = stepped(call)
+    return count > 0 and bool(model.held.unseen(sequence, length))
+
+
+@state("grouped", "step")
+def a_window_gives_several_blocks_back(call: ModelCall) -> bool:
+    model, sequence, length, count = stepped(call)
+    return count > 0 and len(model.held.unseen(sequence, length)) > model.groups
+
+
+@state("grouped", "step")
+def a_step_is_longer_than_the_window(call: ModelCall) -> bool:
+    model, _, _, count = stepped(call)
+    window = model.held.windows[0]
+    return window is not None and count > window
+
+
+@state("grouped", "step")
+def what_a_step_gives_back_is_the_room_for_it(call: ModelCall) -> bool:
+    model, sequence, length, count = stepped(call)
+    return count > 0 and model.held.needed(sequence, length, count) > model.held.total - model.held.used()
+
+
+@state("grouped", "step", raising="OutOfBlocks")
+def there_is_room_in_some_groups(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    return call.args["sequence"] in model.lengths and model.held.total > model.held.used() and model.groups > 1
+
+
+@state("grouped", "step", raising="OutOfBlocks")
+def a_step_is_refused_that_would_give_blocks_back(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    sequence = call.args["sequence"]
+    return sequence in model.lengths and bool(model.held.unseen(sequence, model.lengths[sequence]))
+
+
+@state("grouped", "step")
+def what_others_hold_is_given_back_by_one(call: ModelCall) -> bool:
+    model, sequence, length, count = stepped(call)
+    return count > 0 and any(model.held.listed(name) > 1 for name in model.held.unseen(sequence, length))
+
+
+@state("grouped", "step")
+def a_block_is_copied_before_it_is_written_to(call: ModelCall) -> bool:
+    model, sequence, length, count = stepped(call)
+    return count > 0 and bool(model.held.copied(sequence, length))
+
+
+@state("grouped", "step")
+def what_could_be_found_is_taken(call: ModelCall) -> bool:
+    model, sequence, length, count = stepped(call)
+    held = model.held
+    return count > 0 and held.needed(sequence, length, count) > held.total - held.used() - len(held.waiting)
+
+
+@state("grouped", "begin")
+def a_hit_lies_behind_what_windows_need(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    blocks, window = model.held.hit(call.args["tokens"], call.args.get("salt", "")), model.held.windows[0]
+    return window is not None and blocks * model.size - window + 1 >= model.size
+
+
+@state("grouped", "begin")
+def a_hit_is_shorter_than_the_last_group_finds(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    tokens, salt = call.args["tokens"], call.args.get("salt", "")
+    chain = model.held.chain(tokens[: max(0, len(tokens) - 1)], salt, model.groups - 1)
+    return model.held.hit(tokens, salt) < len(chain) and all(key in model.held.found for key in chain)
+
+
+@state("grouped", "begin")
+def a_hit_lies_in_free_blocks(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    return model.held.hit(call.args["tokens"], call.args.get("salt", "")) > 0 and bool(model.held.waiting)
+
+
+@state("grouped", "commit")
+def what_windows_gave_back_is_committed(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    sequence = call.args["sequence"]
+    known = len(model.told[sequence][1]) // model.size
+    fresh = model.held.tables[sequence][known : len(call.args["tokens"]) // model.size]
+    return any(name is None for entry in fresh for name in entry)
+
+
+@state("grouped", "truncate")
+def tokens_go_where_windows_passed(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    sequence = call.args["sequence"]
+    return call.args["length"] < model.lengths[sequence] and gone(model, sequence)
+
+
+@state("grouped", "drop")
+def a_sequence_whose_windows_passed_is_dropped(call: ModelCall) -> bool:
+    return gone(call.model, call.args["sequence"])
+
+
+@state("grouped", "fork")
+def a_sequence_whose_windows_passed_is_forked(call: ModelCall) -> bool:
+    return gone(call.model, call.args["sequence"])
+
+
+@state("grouped", "attend", raising="PositionOutOfRange")
+def a_query_sees_what_was_given_back(call: ModelCall) -> bool:
+    model: Grouped = call.model
+    return len(call.args["query"]) <= model.lengths[call.args["sequence"]]

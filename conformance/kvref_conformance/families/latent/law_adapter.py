@@ -1,0 +1,106 @@
+"""The Stream of the latent cache, by which the laws use it. Its keys are the latents, its values the rope parts, of one head."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.families.latent.projections import heads_of, sizes_of
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats.mla import row_as, row_bytes
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.testlib.fixtures import different_size, one_of_each_kind, random_tokens
+from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter
+
+
+class LatentLawAdapter(LawAdapter):
+    family = "latent"
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.config["rank"], self.config["rope_dim"]
+
+    def tokens(self, count: int) -> tuple[NDArray, NDArray]:
+        rank, rope_dim = self.widths
+        return random_tokens(self.subject, count, 1, rank), random_tokens(self.subject, count, 1, rope_dim)
+
+    def laid_out(self, tokens: NDArray) -> NDArray:
+        return tokens[:, 0, :]
+
+    def in_formats(self) -> Iterator[LawAdapter]:
+        for name in one_of_each_kind(self.subject, "dtype"):
+            yield self.fresh(**sizes_of(name))
+
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
+    def elsewhere(self) -> LawAdapter:
+        return self.fresh(**self.config | {"max_tokens": self.config["max_tokens"] + 3})
+
+    def length(self) -> int:
+        return int(self.cache.length)
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        return self._parted(np.asarray(self.cache.read())[:, None, :])
+
+    def read_as_is(self) -> Any:
+        return self._parted(self.cache.as_is("read"))
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
+        row = row_as(keys[:, 0], values[:, 0], self.config["dtype"])
+        parts = [self._parted(part[:, None, :]) for part in row]
+        return ExpectedReads(parts[0][0], parts[1][0]), ExpectedReads(parts[0][1], parts[1][1])
+
+    def _parted(self, rows: Any) -> tuple[Any, Any]:
+        """Splits rows into latents and rope parts."""
+        rank = self.config["rank"]
+        return rows[..., :rank], rows[..., rank:]
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        yield from self.attributes("num_bytes")
+
+    def wrong_shapes(self) -> list[tuple[NDArray, NDArray]]:
+        count = self.subject.size("tokens", 2)
+        latent, rope = (self.laid_out(part) for part in self.tokens(count))
+        longer = [self.laid_out(part) for part in self.tokens(count + 1)]
+        bad = [(self._of(latent, latent.shape[1] + more), rope) for more in (1, -1) if latent.shape[1] + more]
+        bad += [(latent, self._of(rope, rope.shape[1] + more)) for more in (1, -1) if rope.shape[1] + more]
+        if self.subject.size("tokens", count + 1) > count:
+            bad += [(latent, longer[1]), (longer[0], rope)]
+        return [*bad, (latent.reshape(-1), rope.reshape(-1)), (latent[None], rope[None]), (latent, rope[:, None, :])]
+
+    def _of(self, rows: NDArray, width: int) -> NDArray:
+        return random_tokens(self.subject, len(rows), 1, width)[:, 0, :]
+
+    def out_of_range(self) -> list[BadCall]:
+        calls: list[BadCall] = [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+        count = self.room() - len(self) + 1
+        if self.subject.size("tokens", count) == count:  # in one call: of several, the first would succeed
+            calls.append(("CapacityExceeded", "append", tuple(np.zeros((count, width), np.float32) for width in self.widths)))
+        return calls
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        heads = heads_of(self.subject, *self.widths, count=2)
+        query, keys, values = heads.query(self.subject, 1), heads.up_keys, heads.up_values
+        more = np.concatenate([keys, keys[:1]]), np.concatenate([values, values[:1]])
+        wrong = [
+            (query[..., 1:], keys, values), (query[0], keys, values), (query, more[0], values), (query, keys, more[1]),
+            (query, *more), (query, keys[..., 1:], values), (query, keys, values[..., 1:]), (query, keys[0], values),
+        ]  # fmt: skip
+        return {"attend": [(*each, 1.0, False) for each in wrong]}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        latent, rope = (self.laid_out(part) for part in self.tokens(5))
+        yield from (("append", (latent, rope)) for _ in range(5))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
+        yield from (("clear", ()), ("clear", ()), ("append", (latent, rope[: different_size(5)])), ("truncate", (1,)))
+
+    def room(self) -> int:
+        return int(self.config["max_tokens"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        yield "length", self.cache.length, appended
+        yield "num_bytes", self.cache.num_bytes, appended * row_bytes(*self.widths, self.config["dtype"])

@@ -1,0 +1,597 @@
+"""Checks of LAW-16, LAW-17, FMT-LEVEL-04 and FMT-LEVEL-05: who owns an array, and which dtypes are accepted."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.calls.derived_operations import refused_whole
+from kvref_conformance.calls.messages import KNOWN_KINDS, error_of, kinds_of
+from kvref_conformance.calls.recorder import OwnArray
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families import Family
+from kvref_conformance.families.rows.input_rows import NEAR, largest
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_same, may_raise, raises, reads, true
+from kvref_conformance.testlib.fixtures import new, refused, round_to_input_dtype, supports
+from kvref_conformance.testlib.law_adapter import MANY_TOKENS, LawAdapter, filled, same_observables, tried, within_bounds
+from kvref_conformance.testlib.production_sizes import DIMS, MODELS, FilledStream, affordable, edges
+from kvref_conformance.testlib.registry import law, of_each_configuration
+
+
+@law("LAW-16")
+def what_is_handed_in_is_left_alone(stream: LawAdapter) -> None:
+    subject = stream.subject
+    subject.in_this_process()
+    given = stream.tokens(subject.size("tokens", 5))
+    stream.need_room(len(given[0]))
+    keys, values = (stream.laid_out(part) for part in given)
+    own_keys, own_values = subject.own(keys), subject.own(values)
+    stream.give(own_keys, own_values)
+    assert_same(subject.numpy(own_keys.array), keys, "the appended keys array, after the append")
+    assert_same(subject.numpy(own_values.array), values, "the appended values array, after the append")
+
+
+@law("LAW-17", "read_as_is")
+def what_was_read_stays(stream: LawAdapter) -> None:
+    subject = stream.subject
+    subject.in_this_process()
+    filled(stream, 4)
+    first = stream.read_as_is()
+    before = [subject.numpy(part) for part in first]
+    stream.append(*stream.tokens(5))
+    stream.read_as_is()
+    for change in (partial(stream.overwrite, *stream.tokens(4)), stream.forget):
+        with suppress(NotOffered):
+            change()
+    stream.append(*stream.tokens(4))
+    stream.read_as_is()
+    for name, part, was in zip(("keys", "values"), first, before, strict=True):
+        assert_same(subject.numpy(part), was, f"{name} that an earlier read returned, after later writes and reads")
+
+
+@law("FMT-LEVEL-04b")
+def float64_is_refused(stream: LawAdapter) -> None:
+    filled(stream, 2)
+    before = stream.observe()
+    keys, values = (stream.laid_out(part) for part in stream.tokens(1))
+    wide_keys, wide_values = (part.astype(np.float64) for part in (keys, values))
+    for pair in ((wide_keys, wide_values), (keys, wide_values), (wide_keys, values)):
+        with raises("DtypeMismatch"):
+            stream.give(*pair)
+        same_observables(stream.observe(), before, "after a float64 array was rejected")
+
+
+@law("FMT-LEVEL-05", "quantizing")
+def what_a_cache_takes_never_reads_back_infinite(stream: LawAdapter) -> None:
+    subject = stream.subject
+    for quantizing in stream.quantizing():
+        token = round_to_input_dtype(subject, np.full((1, subject.heads, subject.dim), NEAR[0] * largest(subject)))
+        token[0, 0, 0] = largest(subject)
+        with may_raise("NonFinite"):
+            quantizing.append(token, token)
+            for part in quantizing.read():
+                what = f"a token with the largest {subject.dtype} value, in a cache of {quantizing.config}"
+                true(np.isfinite(part).all(), what, "finite values, or NonFinite", part.tolist())
+
+
+# Checks of LAW-19: no call, valid or not, brings a count out of its bounds.
+
+TOKENS = 11, 29  # the number appended first, and the largest number after all calls
+
+
+@law("LAW-19", "wrong_use", "counters")
+def counters_stay_counters(stream: LawAdapter) -> None:
+    stream.append(*stream.tokens(TOKENS[0]))
+    for name, args in stream.wrong_use():
+        tried(getattr(stream.cache, name), *args)
+        shown = ", ".join(str(arg) for arg in args if isinstance(arg, int))
+        within_bounds(stream.counters(sum(TOKENS)), f"{name}({shown})")
+
+
+# Checks of LAW-01, LAW-10, LAW-11 and LAW-12: invalid calls raise the right error and change no observable.
+
+
+@law("LAW-10")
+def a_wrong_shape_is_refused(stream: LawAdapter) -> None:
+    filled(stream)
+    before = stream.observe()
+    for keys, values in stream.wrong_shapes():
+        with raises("ShapeMismatch"):
+            stream.give(keys, values)
+        same_observables(stream.observe(), before, f"after rejected keys {list(keys.shape)}, values {list(values.shape)}")
+
+
+@law("LAW-10", "other_ways_in")
+def a_wrong_shape_is_refused_by_every_way_in(stream: LawAdapter) -> None:
+    filled(stream)
+    before, tried = stream.observe(), 0
+    for method, calls in stream.other_ways_in().items():
+        for arguments in calls:
+            with suppress(NotOffered):
+                with raises("ShapeMismatch"):
+                    getattr(stream.cache, method)(*arguments)
+                tried += 1
+            same_observables(stream.observe(), before, f"after {method} rejected a wrong shape")
+    if not tried:
+        raise NotOffered("another operation that appends arrays")
+
+
+@law("LAW-11", "out_of_range")
+def what_is_out_of_range_is_refused(stream: LawAdapter) -> None:
+    filled(stream)
+    before = stream.observe()
+    for kind, method, arguments in stream.out_of_range():
+        with suppress(NotOffered), raises(kind):
+            getattr(stream.cache, method)(*arguments)
+        same_observables(stream.observe(), before, f"after {method} raised {kind}")
+
+
+@law("LAW-01")
+def an_operation_that_raises_leaves_no_trace(stream: LawAdapter) -> None:
+    """A call that raises no such error breaks other clauses. It is left out, and the rest begins again in a new stream."""
+    stream, keys, values = filled(stream)
+    before, left_out = stream.observe(), set[int]()
+    while True:
+        results = dict[int, bool | None]()
+        for i, call in enumerate(_invalid_calls(stream)):
+            if i not in left_out:
+                results[i] = _is_rejected(call)
+            if results.get(i) is False:  # it may have changed the stream, so that later calls are valid
+                left_out.add(i)
+                break
+        else:
+            break
+        stream, keys, values = filled(stream.fresh())
+        before = stream.observe()
+    if True not in results.values():
+        raise NotOffered("an invalid call that raises an error of the specification")
+    same_observables(stream.observe(), before, "after invalid calls")
+    more = stream.tokens(2)
+    stream.append(*more)
+    want = [np.concatenate([a, b]) for a, b in zip((keys, values), more, strict=True)]
+    reads(stream.subject, stream.read(), stream.expected(*want), "tokens appended after invalid calls")
+
+
+def _is_rejected(call: Callable[[], Any]) -> bool | None:
+    """Whether a call raises an error of the specification; None if it is not offered."""
+    try:
+        call()
+    except NotOffered:
+        return None
+    except Broken:
+        raise
+    except Exception as error:
+        refused_whole(error)
+        return error_of(error).kind in KNOWN_KINDS
+    return False
+
+
+def _invalid_calls(stream: LawAdapter) -> list[Callable[[], Any]]:
+    """Returns calls with wrong shapes, values out of range and a wrong dtype."""
+    calls = [partial(stream.give, keys, values) for keys, values in stream.wrong_shapes()]
+    calls += [partial(_call, stream, method, arguments) for _, method, arguments in stream.out_of_range()]
+    return [*calls, partial(stream.give, *(stream.laid_out(part).astype(np.float64) for part in stream.tokens(1)))]
+
+
+def _call(stream: LawAdapter, method: str, arguments: tuple[Any, ...]) -> None:
+    getattr(stream.cache, method)(*arguments)
+
+
+BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, None, "2")
+
+
+@of_each_configuration("LAW-12a")
+def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Family) -> None:
+    new(subject, family.name)
+    tried = 0
+    for name, value in family.small.items():
+        sizes = BAD_SIZES[1:] if name in family.may_be_zero else BAD_SIZES
+        bad_values = ("float7", "", None, "int8", "float16") if isinstance(value, str) else sizes
+        for bad in (bad for bad in bad_values if bad not in family.formats.get(name, ())):
+            with suppress(NotOffered):
+                refused(subject, family.name, **{name: bad})
+                tried += 1
+    if not tried:
+        raise NotOffered("a factory that accepts sizes")
+
+
+ODD = (1, 3, 7)  # sizes to try where the limits name none
+FEW = 3  # values to try at each end of a list of allowed values
+LARGEST = 64  # times the size that checks use by default; larger sizes would need too much memory
+
+
+@of_each_configuration("LAW-12b")
+def what_the_limits_allow_is_made(subject: Subject, family: Family) -> None:
+    begun = new(subject, family.name).config
+    for name in family.small:
+        for value in _at_the_edges(subject, family, name, begun[name]):
+            with suppress(NotOffered):  # the format is not provided, or the sizes are not valid together
+                new(subject, family.name, **{name: value})
+
+
+def _at_the_edges(subject: Subject, family: Family, name: str, begun: Any) -> list[Any]:
+    """Returns values that the limits allow, without `begun`, the value that checks use by default."""
+    if name in family.formats:
+        return [each for each in family.formats[name] if supports(subject, name, each)]
+    limit = subject.limits.of(family.name, name)
+    ends = sorted(limit.among)
+    wanted = {*ends[:FEW], *ends[-FEW:], *ODD, limit.least + 1, limit.most or begun}
+    wanted |= {0} if name in family.may_be_zero else set()
+    return sorted({near for each in wanted if (near := limit.nearest(each)) <= LARGEST * max(begun, 1)} - {begun})
+
+
+# Checks of MOVE for every cache with `save` and `load`, through its Stream.
+
+REFUSED = ("FileDamaged", "ConfigError", "CapacityExceeded", "OutOfBlocks")  # the last two: a size in the file was changed
+FLIPPED = 24  # bytes of a file that are changed, one per load
+TEXT = b"not a cache at all, but a text of some length, as a person would write it into a file"
+
+
+def seen(stream: LawAdapter) -> dict[str, Any]:
+    """Returns the observables that do not depend on how much memory the contents take."""
+    room = ("num_free_blocks", "utilization", "blocks of")
+    return {name: what for name, what in stream.observe().items() if not name.startswith(room)}
+
+
+def is_as(stream: LawAdapter, other: LawAdapter, when: str) -> None:
+    """Raises Broken unless two streams have the same length and read the same bits."""
+    assert_equal(len(stream), len(other), f"number of tokens {when}")
+    assert_pair(stream.read(), other.read(), f"the tokens {when}")
+
+
+@law("MOVE-01ac", "saved_as_is")
+def what_is_loaded_reads_as_what_was_saved(stream: LawAdapter) -> None:
+    filled(stream)
+    loaded = stream.fresh()
+    loaded.load(stream.saved())
+    loaded.taken = stream.taken
+    same_observables(seen(loaded), seen(stream), "after load into another cache")
+    more = stream.tokens(3)
+    for each in (stream, loaded):
+        each.append(*more)
+    is_as(loaded, stream, "after load and an append of 3")
+
+
+@law("MOVE-01cd", "saved_as_is")
+def what_is_loaded_takes_the_place_of_what_was_there(stream: LawAdapter) -> None:
+    filled(stream, 5)
+    loaded, _, _ = filled(stream.fresh())
+    loaded.load(stream.saved())
+    loaded.taken = stream.taken
+    is_as(loaded, stream, "after load into a cache with more tokens")
+    for each in (stream, loaded):
+        each.forget()
+    is_as(loaded, stream, "after load and clear")
+
+
+@law("LAW-08", "saved_as_is")
+def data_that_is_overwritten_after_load_changes_nothing(stream: LawAdapter) -> None:
+    stream.subject.in_this_process()
+    filled(stream)
+    loaded, data = stream.fresh(), stream.subject.own(stream.saved())
+    loaded.load(data)
+    loaded.taken = stream.taken
+    data.fill(77)
+    is_as(loaded, stream, "after load, when the data was overwritten")
+
+
+@law("MOVE-01b", "saved_as_is", "in_formats")
+def nothing_is_quantized_again(stream: LawAdapter) -> None:
+    for each in stream.in_formats():
+        filled(each, 5)
+        loaded, again = each.fresh(**each.config), each.fresh(**each.config)
+        loaded.load(each.saved())
+        again.load(loaded.saved())
+        for other, times in ((loaded, "after load"), (again, "after load, save and load")):
+            is_as(other, each, f"of {each.config} {times}")
+
+
+@law("MOVE-02a", "saved_as_is")
+def it_is_loaded_where_other_sizes_do_not_matter(stream: LawAdapter) -> None:
+    filled(stream)
+    other = stream.elsewhere()
+    other.need_room(MANY_TOKENS)
+    other.load(stream.saved())
+    is_as(other, stream, f"after load into a cache of {other.config}, saved from one of {stream.config}")
+
+
+@law("MOVE-02b", "saved_as_is")
+def another_shape_is_refused(stream: LawAdapter) -> None:
+    filled(stream, 3)
+    data, tried = stream.saved(), 0
+    for other in stream.unlike():
+        tried += 1
+        other.append(*other.tokens(2))
+        before = other.observe()
+        with raises("ConfigError"):
+            other.load(data)
+        same_observables(other.observe(), before, f"of {other.config}, after a rejected load of {stream.config}")
+    if not tried:
+        raise NotOffered("a cache of another shape")
+
+
+@law("MOVE-03a", "saved_as_is")
+def a_damaged_file_changes_nothing(stream: LawAdapter) -> None:
+    filled(stream, 4)
+    data = stream.saved()
+    stream.append(*stream.tokens(2))
+    before = stream.observe()
+    places = np.unique(np.linspace(0, len(data) - 1, FLIPPED).astype(int))
+    for place in places.tolist():
+        changed = data.copy()
+        changed[place] ^= 1 << int(stream.subject.rng.integers(8))
+        refuses(stream, changed, before, f"of {len(data)} bytes with byte {place} changed")
+
+
+@law("MOVE-03bc", "saved_as_is")
+def a_file_cut_short_changes_nothing(stream: LawAdapter) -> None:
+    filled(stream, 4)
+    data = stream.saved()
+    stream.append(*stream.tokens(2))
+    before, end = stream.observe(), len(data)
+    for length in dict.fromkeys((0, 1, min(8, end - 1), end // 3, end * 2 // 3, end - 1)):
+        refuses(stream, data[:length], before, f"of the first {length} of {end} bytes")
+    refuses(stream, np.concatenate([data, data[-4:]]), before, "of a file with 4 more bytes")
+    refuses(stream, np.zeros(end, np.uint8), before, f"of {end} zero bytes")
+    refuses(stream, np.frombuffer(TEXT, np.uint8).copy(), before, "of a file of text")
+    stream.load(data)
+    assert_equal(len(stream), 4, "number of tokens after load of the whole file")
+
+
+def refuses(stream: LawAdapter, data: NDArray, before: dict[str, Any], what: str) -> None:
+    with raises(*REFUSED):
+        stream.load(data)
+    same_observables(stream.observe(), before, f"after a rejected load {what}")
+
+
+@law("MOVE-04a", "saved_as_is")
+def saving_has_no_effect(stream: LawAdapter) -> None:
+    filled(stream, 5)
+    before = stream.observe()
+    stream.saved()
+    same_observables(stream.observe(), before, "after save")
+
+
+@law("MOVE-04b", "saved_as_is")
+def later_writes_are_not_in_it(stream: LawAdapter) -> None:
+    filled(stream, 5)
+    before, data = seen(stream), OwnArray(stream.saved_as_is())
+    stream.append(*stream.tokens(3))
+    stream.forget()
+    stream.append(*stream.tokens(6))
+    stream.saved()  # must not change `data`
+    stream.load(data)
+    stream.taken = 5
+    same_observables(seen(stream), before, "after load of a file saved before other tokens were written")
+
+
+@law("MOVE-07", "saved_as_is")
+def nothing_is_loaded_as_nothing(stream: LawAdapter) -> None:
+    nothing = stream.saved()
+    full, keys, values = filled(stream.fresh(), 5)
+    full.load(nothing)
+    full.taken = 0
+    assert_equal(len(full), 0, "number of tokens after load of an empty cache")
+    is_as(full, stream, "after load of an empty cache")
+    for each in (full, stream):
+        each.append(keys, values)
+    is_as(full, stream, "after load of an empty cache and an append")
+
+
+# Checks of LAW-18: the laws at production sizes.
+
+LONG = 4100  # tokens: more than every power of two that is tested, and not a multiple of a block
+SOME = 300  # tokens, or owners: more than fit in a byte
+
+
+def new_filled_stream(stream: LawAdapter, tokens: int, heads: int, dim: int) -> FilledStream:
+    """Returns an empty stream of a new cache with room for `tokens` tokens of these sizes, or of the nearest allowed sizes."""
+    return FilledStream(stream.fresh(**stream.sizes_for(tokens), num_kv_heads=heads, head_dim=dim))
+
+
+@law("LAW-18", "sizes_for")
+def tokens_stay_on_both_sides_of_powers_of_two(stream: LawAdapter) -> None:
+    long = new_filled_stream(stream, LONG, 1, 64)
+    for length in edges(affordable(stream.subject, long.room)):
+        long.up_to(length)
+        if length < 300:  # a token that is lost later is still lost at the last look
+            long.look()
+    long.look()
+
+
+@law("LAW-18", "sizes_for")
+def rows_of_any_width_are_kept_to_their_end(stream: LawAdapter) -> None:
+    for dim in DIMS:
+        wide = new_filled_stream(stream, 64, 3, dim)
+        for count in (33, 7):
+            wide.append(count)
+            wide.look()
+
+
+@law("LAW-18", "sizes_for")
+def hundreds_of_tokens_come_one_by_one(stream: LawAdapter) -> None:
+    growing = new_filled_stream(stream, LONG, 2, 64)
+    for length in range(1, min(SOME, growing.room) + 1):
+        growing.append(1)
+        if length % 64 in (0, 1):
+            growing.look()
+    growing.look()
+
+
+@law("LAW-18", "sizes_for")
+def hundreds_of_owners_follow_each_other(stream: LawAdapter) -> None:
+    passing = new_filled_stream(stream, 64, 2, 64)
+    for number in range(SOME):
+        passing.append(affordable(stream.subject, 17 + number % 16, SOME))
+        if number % 50 in (0, 49):
+            passing.look()
+        passing.forget()
+    passing.append(20)
+    passing.look()
+
+
+@law("LAW-18", "sizes_for", real=True)
+def caches_as_models_have_them_are_filled(stream: LawAdapter) -> None:
+    for heads, dim in MODELS:
+        model = new_filled_stream(stream, 2100, heads, dim)
+        for count in (1000, 23, 1, 1, 1022, 1, 1, 1):
+            model.append(affordable(stream.subject, count, len(MODELS)))
+        model.look()
+
+
+@law("LAW-18", "sizes_for", real=True)
+def thousands_of_tokens_come_one_by_one(stream: LawAdapter) -> None:
+    growing = new_filled_stream(stream, LONG, 1, 128)
+    while growing.count < min(growing.room, LONG):
+        growing.append(1)
+        if growing.count % 1024 in (0, 1):
+            growing.look()
+    growing.look()
+
+
+# Checks of LAW on every family, through its Stream.
+
+
+@law("LAW-02b")
+def keys_and_values_are_stored_apart(stream: LawAdapter) -> None:
+    keys, values = stream.tokens(MANY_TOKENS)
+    stream.append(keys, np.zeros_like(values))
+    reads(stream.subject, stream.read(), stream.expected(keys, np.zeros_like(values)), "tokens whose values are all zero")
+
+
+@law("LAW-02a")
+def two_caches_share_nothing(stream: LawAdapter) -> None:
+    first, keys, values = filled(stream)
+    second, _, _ = filled(stream.fresh())
+    second.append(*stream.tokens(2))
+    reads(stream.subject, first.read(), first.expected(keys, values), "a cache, after another cache was filled")
+
+
+@law("LAW-04")
+def what_is_read_is_what_was_written(stream: LawAdapter) -> None:
+    _, keys, values = filled(stream)
+    assert_equal(len(stream), MANY_TOKENS, f"number of tokens after appends of {MANY_TOKENS}")
+    reads(stream.subject, stream.read(), stream.expected(keys, values), f"the tokens after appends of {MANY_TOKENS}")
+    more_keys, more_values = stream.tokens(3)
+    stream.append(more_keys, more_values)
+    all_keys, all_values = np.concatenate([keys, more_keys]), np.concatenate([values, more_values])
+    reads(stream.subject, stream.read(), stream.expected(all_keys, all_values), f"the tokens after appends of {MANY_TOKENS + 3}")
+
+
+@law("LAW-05b")
+def nothing_of_the_last_owner_is_left(stream: LawAdapter) -> None:
+    filled(stream)
+    stream.forget()
+    assert_equal(len(stream), 0, "number of tokens after clear or drop")
+    keys, values = stream.tokens(2)
+    stream.append(keys, values)
+    reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens appended after clear or drop")
+
+
+@law("LAW-06")
+def pieces_leave_what_the_whole_leaves(stream: LawAdapter) -> None:
+    stream.subject.need(tokens=2)
+    whole, keys, values = filled(stream, stream.subject.size("tokens", MANY_TOKENS))
+    for size in (1, 2, 4, 7):
+        pieces = stream.fresh()
+        for start in range(0, len(keys), size):
+            pieces.append(keys[start : start + size], values[start : start + size])
+        same_observables(pieces.observe(), whole.observe(), f"after appends of {size} tokens each")
+
+
+@law("LAW-07")
+def two_streams_can_take_turns(stream: LawAdapter) -> None:
+    def run(order: str) -> list[dict[str, Any]]:
+        first = stream.fresh()
+        streams = {"a": first, "b": first.another()}
+        done = {"a": 0, "b": 0}
+        for name in order:
+            rows, at = given[name], done[name]
+            streams[name].append(rows[0][at : at + 2], rows[1][at : at + 2])
+            done[name] += 2
+        return [each.observe() for each in streams.values()]
+
+    given = {"a": stream.tokens(8), "b": stream.tokens(8)}
+    in_turn = run("aaaabbbb")
+    for order in ("abababab", "bbaabbaa"):
+        for got, want in zip(run(order), in_turn, strict=True):
+            same_observables(got, want, f"after calls in the order {order}")
+
+
+@law("LAW-08")
+def an_array_changed_afterwards_changes_nothing(stream: LawAdapter) -> None:
+    stream.subject.in_this_process()
+    keys, values = stream.tokens(stream.subject.size("tokens", MANY_TOKENS))
+    stream.need_room(len(keys))
+    own_keys, own_values = (stream.subject.own(stream.laid_out(part)) for part in (keys, values))
+    stream.give(own_keys, own_values)
+    own_keys.fill(77.0)
+    own_values.fill(77.0)
+    reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten later")
+
+
+@law("LAW-09")
+def the_same_calls_give_the_same_bits(stream: LawAdapter) -> None:
+    first, keys, values = filled(stream)
+    second = stream.fresh()
+    second.append(keys, values)
+    same_observables(second.observe(), first.observe(), "after the same calls on a second cache")
+
+
+@law("LAW-13ab")
+def no_tokens_change_nothing(stream: LawAdapter) -> None:
+    for count in (0, MANY_TOKENS):
+        empty = stream.fresh()
+        empty.append(*stream.tokens(count))
+        before = empty.observe()
+        empty.append(*stream.tokens(0))
+        same_observables(empty.observe(), before, f"after an append of 0 tokens to {count}")
+
+
+@law("LAW-14")
+def what_is_not_finite_never_reads_back_finite(stream: LawAdapter) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        for which in ("keys", "values"):
+            stream, _, _ = filled(stream.fresh(), 2)
+            rows = dict(zip(("keys", "values"), stream.tokens(1), strict=True))
+            rows[which][0, -1, -1] = bad
+            before = stream.observe()
+            try:
+                stream.append(rows["keys"], rows["values"])
+            except NotOffered:
+                raise
+            except Exception as error:
+                if "NonFinite" not in kinds_of(error):
+                    raise Broken(f"{bad} in {which}", "NonFinite or no error", f"{type(error).__name__}: {error}") from error
+                same_observables(stream.observe(), before, f"after {bad} was rejected")
+                continue
+            got = stream.read()[0 if which == "keys" else 1][-1, -1, -1]
+            if np.isfinite(got):
+                raise Broken(f"{which} that were appended with {bad}", "a value that is not finite", repr(float(got)))
+
+
+@law("LAW-15")
+def inputs_may_be_views(stream: LawAdapter) -> None:
+    subject = stream.subject
+    subject.in_this_process("views of memory")
+
+    def strided(array: NDArray) -> OwnArray:
+        wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, np.float32)
+        wide[..., ::2, ::2] = array
+        return OwnArray(subject.own(wide).array[..., ::2, ::2])
+
+    def transposed(array: NDArray) -> OwnArray:
+        turned = subject.own(np.ascontiguousarray(np.swapaxes(array, -1, -2))).array
+        if not hasattr(turned, "mT"):
+            raise NotOffered("transposed views (.mT)")
+        return OwnArray(turned.mT)
+
+    for view in (strided, transposed):
+        fresh, (keys, values) = stream.fresh(), stream.tokens(subject.size("tokens", MANY_TOKENS))
+        fresh.need_room(len(keys))
+        fresh.give(view(fresh.laid_out(keys)), view(fresh.laid_out(values)))
+        reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens appended as {view.__name__} views")

@@ -1,8 +1,0 @@
-"""The laws that the reference models of all caches can name.
-
-The Subject checks LAW-16 itself: it compares each input array before and after a call.
-"""
-
-OF_CACHES = (
-    "LAW-01", "LAW-04", "LAW-05", "LAW-10", "LAW-11", "LAW-12", "LAW-16", "FMT-LEVEL-04",
-)  # fmt: skip

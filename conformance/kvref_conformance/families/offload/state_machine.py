@@ -1,0 +1,239 @@
+"""State machine of the family `offload`: random call sequences."""
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.offload.model import Offload
+from kvref_conformance.fuzz.base_machine import FamilyStateMachine
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+
+FIRST = 10**12  # the smallest key, larger than 32 bits can represent
+START, COUNT, WHICH = st.integers(0, 6), st.sampled_from((1, 2, 1, 3, 2, 4, 0)), st.integers(0, 5)
+SUCCESS = st.sampled_from((True, True, False))
+
+
+def run_of(start: int, count: int) -> list[int]:
+    """Consecutive keys, which stand for the blocks of a prompt."""
+    return [FIRST + number for number in range(start, start + count)]
+
+
+class OffloadStateMachine(FamilyStateMachine):
+    family = "offload"
+
+    @initialize(capacity=st.sampled_from((3, 2, 4, 3, 1, 5, 0)))
+    def new(self, capacity: int) -> None:
+        self.make(capacity=capacity)
+
+    @property
+    def known(self) -> Offload:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Offload)
+        return found
+
+    def some(self, among: list[int], which: int) -> list[int]:
+        """One key, or all keys from one index to the end. Empty if `among` is empty."""
+        at = which // 2 % len(among) if among else 0
+        return among[at:] if which % 2 else among[at : at + 1]
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT, arrives=st.sampled_from((True, True, True, False)))
+    def store(self, start: int, count: int, arrives: bool) -> None:
+        """Store keys. If not `arrives`, they stay in the state of being stored."""
+        prepared = self.call("prepare_store", self.objects[0], keys=run_of(start, count))
+        if prepared is not None and prepared[0] and arrives:
+            self.call("complete_store", self.objects[0], keys=list(prepared[0]))
+
+    store_more = store
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT, again=st.booleans())
+    def fail(self, start: int, count: int, again: bool) -> None:
+        prepared = self.call("prepare_store", self.objects[0], keys=run_of(start, count))
+        if prepared is not None and prepared[0]:
+            self.call("complete_store", self.objects[0], keys=list(prepared[0]), success=False)
+            if again:
+                self.store(start, count, True)
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, other=START)
+    def store_one_that_is_named_twice(self, start: int, other: int) -> None:
+        self.call("prepare_store", self.objects[0], keys=[*run_of(start, 1), *run_of(other, 1), *run_of(start, 1)])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH, success=SUCCESS)
+    def complete_store(self, which: int, success: bool) -> None:
+        if keys := self.some(sorted(self.known.coming), which):
+            self.call("complete_store", self.objects[0], keys=keys, success=success)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH, success=SUCCESS)
+    def complete_what_is_not_being_stored(self, which: int, success: bool) -> None:
+        if keys := self.some([key for key in self.known.seen if key not in self.known.coming], which):
+            self.call("complete_store", self.objects[0], keys=keys, success=success)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH, twice=st.sampled_from((False, False, True)))
+    def load(self, which: int, twice: bool) -> None:
+        if keys := self.some(sorted(self.known.ready), which):
+            self.ask("lookup", self.objects[0], keys=keys)
+            self.call("prepare_load", self.objects[0], keys=keys)
+            if twice:
+                self.call("prepare_load", self.objects[0], keys=keys[-1:])
+
+    load_more = load
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, last=st.booleans())
+    def load_what_is_not_there(self, start: int, last: bool) -> None:
+        """Load a missing key together with stored keys, as the last or as the first key of the call."""
+        keys, ready = run_of(start, 1), sorted(self.known.ready - set(run_of(start, 1)))
+        self.call("prepare_load", self.objects[0], keys=[*ready, *keys] if last else [*keys, *ready])
+
+    @precondition(lambda self: self.objects)
+    @rule(over=st.sampled_from((False, False, True)))
+    def load_and_store_another(self, over: bool) -> None:
+        """Load the least recently used key, then store one key more than fits. If `over`, the load completes before that."""
+        missing = [key for key in run_of(0, 20) if key not in self.known.used]
+        fills, another = missing[: self.known.free], missing[self.known.free :][:1]
+        if self.call("prepare_store", self.objects[0], keys=fills) is not None and fills:
+            self.call("complete_store", self.objects[0], keys=fills)
+        if oldest := [key for key in self.known.used if key in self.known.ready][:1]:
+            self.call("prepare_load", self.objects[0], keys=oldest)
+            self.call("touch", self.objects[0], keys=[key for key in reversed(self.known.used) if key not in oldest])
+            if over:
+                self.call("complete_load", self.objects[0], keys=oldest)
+            self.call("prepare_store", self.objects[0], keys=another)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH)
+    def complete_load(self, which: int) -> None:
+        if keys := self.some(sorted(key for key, count in self.known.loads.items() if count), which):
+            self.call("complete_load", self.objects[0], keys=keys)
+
+    complete_more = complete_load
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT)
+    def complete_any_load(self, start: int, count: int) -> None:
+        self.call("complete_load", self.objects[0], keys=run_of(start, count))
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT)
+    def touch(self, start: int, count: int) -> None:
+        self.call("touch", self.objects[0], keys=run_of(start, count))
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START)
+    def ask_where_it_lies(self, start: int) -> None:
+        self.ask("places", self.objects[0], keys=run_of(start, 1))
+
+
+# States of a host store in which bugs are likely.
+
+refusals("offload", "OutOfBlocks", "KeyNotFound")
+
+
+def evicting(call: ModelCall) -> list[int]:
+    """The keys that a call evicted."""
+    return list(call.ok[1])
+
+
+def passed_over(call: ModelCall) -> list[int]:
+    """Keys used less recently than an evicted key, which an LRU order would have evicted before it."""
+    used: list[int] = call.model.used
+    return used[: max((used.index(key) for key in evicting(call)), default=0)]
+
+
+def known(call: ModelCall) -> tuple[Offload, Sequence[int]]:
+    return call.model, call.args["keys"]
+
+
+@state("offload", "prepare_store")
+def a_block_is_evicted(call: ModelCall) -> bool:
+    return bool(evicting(call))
+
+
+@state("offload", "prepare_store")
+def what_is_being_loaded_is_passed_over(call: ModelCall) -> bool:
+    return any(call.model.loads[key] for key in passed_over(call))
+
+
+@state("offload", "prepare_store")
+def what_is_being_stored_is_passed_over(call: ModelCall) -> bool:
+    return any(key in call.model.coming for key in passed_over(call))
+
+
+@state("offload", "prepare_store")
+def what_the_call_names_itself_is_passed_over(call: ModelCall) -> bool:
+    return any(key in call.args["keys"] for key in passed_over(call))
+
+
+@state("offload", "prepare_store")
+def a_block_is_evicted_that_was_loaded_before(call: ModelCall) -> bool:
+    return any(key in call.past.given_back for key in evicting(call))
+
+
+@state("offload", "prepare_store")
+def some_are_there_and_some_are_new(call: ModelCall) -> bool:
+    return 0 < len(call.ok[0]) < len(call.args["keys"])
+
+
+@state("offload", "prepare_store", raising="OutOfBlocks")
+def there_would_be_room_if_nothing_were_under_way(call: ModelCall) -> bool:
+    model, keys = known(call)
+    new = sum(key not in model.used for key in set(keys))
+    return new <= model.free + sum(key not in keys for key in model.used)
+
+
+@state("offload", "prepare_load", raising="KeyNotFound")
+def the_last_of_several_cannot_be_loaded(call: ModelCall) -> bool:
+    model, keys = known(call)
+    return len(keys) > 1 and keys[0] in model.ready
+
+
+@state("offload", "prepare_load", raising="KeyNotFound")
+def what_is_half_stored_is_to_be_loaded(call: ModelCall) -> bool:
+    model, keys = known(call)
+    return any(key in model.coming for key in keys)
+
+
+@state("offload", "prepare_load")
+def a_block_is_loaded_twice_at_a_time(call: ModelCall) -> bool:
+    model, keys = known(call)
+    return any(model.loads[key] for key in keys)
+
+
+@state("offload", "complete_load")
+def one_of_two_loads_is_over(call: ModelCall) -> bool:
+    model, keys = known(call)
+    return any(model.loads[key] > 1 for key in keys)
+
+
+@state("offload", "complete_store")
+def a_store_fails(call: ModelCall) -> bool:
+    return not call.args.get("success", True) and any(key in call.model.coming for key in call.args["keys"])
+
+
+@state("offload", "complete_store")
+def what_failed_is_stored_again(call: ModelCall) -> bool:
+    return call.args.get("success", True) and any(key in call.past.used_again for key in call.args["keys"])
+
+
+@state("offload", "touch")
+def what_was_used_longest_ago_is_touched(call: ModelCall) -> bool:
+    model, keys = known(call)
+    return len(model.used) > 1 and model.used[0] in keys
+
+
+def note_offload(call: ModelCall) -> None:
+    if call.raised:
+        return
+    if call.op == "offload.complete_load":
+        call.past.given_back.update(call.args["keys"])
+    elif call.op == "offload.complete_store" and not call.args.get("success", True):
+        call.past.used_again.update(call.args["keys"])
+
+
+NOTES["offload"] = note_offload

@@ -1,0 +1,39 @@
+"""The Stream of the pooled cache, by which the laws use it."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvref_conformance.families.buffers.counter_bounds import counters_of
+from kvref_conformance.testlib.fixtures import pair_of_tokens
+from kvref_conformance.testlib.law_adapter import Counter, LawAdapter
+
+
+class PooledLawAdapter(LawAdapter):
+    family = "pooled"
+
+    def length(self) -> int:
+        return int(self.cache.total_tokens)
+
+    def read_as_is(self) -> Any:
+        return self.cache.as_is("read")
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        stats = self.cache.stats()
+        return [(name, getattr(stats, name)) for name in ("num_blocks", "bytes")]
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = pair_of_tokens(self.subject, 5)
+        yield from (("append", (keys, values)) for _ in range(5))
+        yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        return {"max_tokens": tokens, "tokens_per_block": 16}
+
+    def room(self) -> int:
+        return int(self.cache.config["max_tokens"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        stats = self.cache.stats()
+        yield "total_tokens", stats.total_tokens, appended
+        yield "num_blocks", stats.num_blocks, stats.total_tokens
+        yield from counters_of(stats.pool, stats.pool.allocations)

@@ -1,0 +1,26 @@
+"""The Stream of the prefix cache, by which the laws use it: a paged stream whose sequences begin with a new token."""
+
+from itertools import count
+from typing import Any
+
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families.paged.law_adapter import PagedLawAdapter
+from kvref_conformance.testlib.law_adapter import BadCall
+
+
+class PrefixLawAdapter(PagedLawAdapter):
+    family = "prefix"
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        self.unseen = count(1)  # shared by all streams of the cache
+        super().__init__(subject, **changes)
+
+    def begun(self) -> int:
+        return int(self.cache.begin([next(self.unseen)]))
+
+    def out_of_range(self) -> list[BadCall]:
+        calls = super().out_of_range()
+        calls += [("PositionOutOfRange", "commit", (self.sequence, [1] * (self.length() + 1)))]
+        calls += [("SequenceNotFound", "commit", (sequence, [])) for sequence in (-1, self.sequence + 10**6)]
+        calls += [("TokenOutOfRange", "commit", (self.sequence, [-1])), ("OutOfBlocks", "begin", ([1] * (self.room() + 1),))]
+        return calls + [("TokenOutOfRange", name, ([1, -1],)) for name in ("begin", "match")]

@@ -1,0 +1,229 @@
+"""The state machine of the family `prefix`, which includes the rules of the paged cache."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.paged.state_machine import DTYPE, SEQUENCE, PagedStateMachine
+from kvref_conformance.families.paged.table_model import stored
+from kvref_conformance.families.prefix.model import Prefix
+from kvref_conformance.fuzz.base_machine import one_of, pair
+from kvref_conformance.fuzz.row_generators import kinds
+from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.testlib.tagged_content import pair_of_content
+
+LONG = 10  # tokens of a prompt
+BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # position at which a prompt differs from the most common one; 0: nowhere
+SALT = st.sampled_from(("", "", "", "", "a"))
+FRESH = 10**6  # tokens from here on are in no prompt
+
+
+def prompt(branch: int, count: int) -> list[int]:
+    """Returns a prompt; many prompts have the same beginning."""
+    return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
+
+
+class PrefixStateMachine(PagedStateMachine):
+    """The keys and values that it writes for a token of a prompt depend on the token, its position and the layer only.
+
+    Thus equal prompts have equal keys and values, as in a model. Rows that other rules wrote are committed as new tokens.
+    """
+
+    family = "prefix"
+    move = None  # type: ignore[assignment]  # the paged state machine tests save and load
+
+    @initialize(
+        blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),
+        heads=st.integers(1, 2), dim=st.sampled_from((1, 3)), dtype=DTYPE, sequences=st.sampled_from((0, 0, 1)),
+    )  # fmt: skip
+    def new(self, **sizes: Any) -> None:
+        self.plans: dict[int, list[int]] = {}  # sequence -> the tokens that it began with
+        self.fresh = FRESH
+        super().new(**sizes)
+
+    @property
+    def known(self) -> Prefix:
+        found = self.model
+        assert isinstance(found, Prefix)
+        return found
+
+    def computed(self, tokens: list[int], layer: int, positions: range) -> tuple[NDArray, NDArray]:
+        return pair_of_content(tokens[positions.start : positions.stop], layer, positions, *self.shape)
+
+    def written(self, sequence: int, count: int) -> list[int]:
+        """Returns the tokens to commit for a sequence: its prompt where the written rows belong to it, otherwise new tokens."""
+        model, tokens = self.known, list(self.known.told[sequence][1])
+        plan = self.plans.get(sequence, [])
+        for position in range(len(tokens), count):
+            if not self.belongs(sequence, plan, position):
+                self.fresh += 1
+            tokens.append(plan[position] if self.belongs(sequence, plan, position) else self.fresh)
+        return tokens[: max(count, 0)] if model else []
+
+    def belongs(self, sequence: int, plan: list[int], position: int) -> bool:
+        if position >= len(plan):
+            return False
+        for layer, here in enumerate(self.known.sequences[sequence]):
+            if position < len(here.tokens):
+                ((wanted,), _) = stored(*self.computed(plan, layer, range(position, position + 1)), self.known.dtype)
+                if any((part.values != held.values).any() for part, held in zip(wanted, here.tokens[position], strict=True)):
+                    return False
+        return True
+
+    @precondition(lambda self: self.objects)
+    @rule(
+        branch=BRANCH, count=st.integers(0, LONG), salt=SALT, drop=st.booleans(), fill=st.sampled_from((True, True, True, False))
+    )
+    def begin(self, branch: int, count: int, salt: str, drop: bool, fill: bool) -> None:
+        """Serves a prompt as an engine does: begins it, writes the tokens after the hit, and commits all."""
+        if len(self.known.sequences) > 2:
+            self.call("drop", self.objects[0], sequence=self.sequence(branch))
+        tokens = prompt(branch, count * self.stride)
+        if len(self.known.sequences) < self.subject.size("sequences", 99):
+            begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+            if begun is not None:
+                self.plans[begun] = tokens
+                if fill:
+                    self.serve(begun, len(tokens))
+                if drop and self.going:
+                    self.call("drop", self.objects[0], sequence=begun)
+
+    begin_more = begin
+
+    def serve(self, sequence: int, count: int) -> None:
+        tokens = self.plans.get(sequence, [])[:count]
+        for layer in range(self.layers):
+            length = len(self.known.sequences[sequence][layer].tokens)
+            if length < len(tokens):
+                keys, values = self.computed(tokens, layer, range(length, len(tokens)))
+                self.ask("write", self.objects[0], sequence=sequence, layer=layer, start=length, keys=keys, values=values)
+        self.commit_what_is_there(sequence, count)
+
+    def commit_what_is_there(self, sequence: int, count: int) -> None:
+        shortest = min(len(layer.tokens) for layer in self.known.sequences[sequence])
+        self.call("commit", self.objects[0], sequence=sequence, tokens=self.written(sequence, min(count, shortest)))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=st.integers(0, LONG), wrong=st.sampled_from((0, 0, 0, 0, 1, 2, 3)))
+    def commit(self, which: int, count: int, wrong: int) -> None:
+        told = one_of((sequence for sequence, (_, tokens) in self.known.told.items() if tokens), which)
+        sequence, count = self.sequence(which), count * self.stride
+        if wrong == 3:
+            if told is None:
+                return  # no sequence has committed tokens
+            sequence = told
+        if sequence not in self.known.sequences:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
+        elif not wrong:
+            self.commit_what_is_there(sequence, count)
+        elif wrong == 1 and self.subject.limits.switch(self.family, "tables_alone"):
+            return  # it does not know the number of tokens
+        else:
+            there = self.written(sequence, min(len(layer.tokens) for layer in self.known.sequences[sequence]))
+            middle = len(self.known.told[sequence][1]) // 2
+            tokens = {1: [*there, 1], 2: [*there[:count], -1], 3: [*there[:middle], FRESH, *there[middle + 1 :]]}
+            self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(
+        which=st.integers(0, 2),
+        back=st.sampled_from((1, 2, 4)),
+        how=st.sampled_from(("truncate", "remove", "fork")),
+        kind=kinds(),
+    )
+    def say_otherwise(self, which: int, back: int, how: str, kind: str) -> None:
+        """Commits other tokens after committed ones were truncated or removed, or for a fork, where this raises."""
+        told = {sequence for sequence, (_, tokens) in self.known.told.items() if tokens}
+        if (sequence := one_of(told, which)) is None:
+            return
+        length = len(self.known.told[sequence][1])
+        start = max(0, length - back)
+        if how == "fork":
+            if len(self.known.sequences) < self.subject.size("sequences", 99):
+                child = self.call("fork", self.objects[0], sequence=sequence)
+                if child is not None:
+                    tokens = [*self.known.told[sequence][1][:start], FRESH]
+                    self.call("commit", self.objects[0], sequence=child, tokens=tokens)
+            return
+        args = {"length": start} if how == "truncate" else {"start": start, "stop": length}
+        self.call(how, self.objects[0], sequence=sequence, **args)
+        shape = (self.layers, 1, *self.shape)
+        keys, values = pair(self.source, shape, kind)
+        self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
+        self.commit_what_is_there(sequence, length)
+
+    @precondition(lambda self: self.objects)
+    @rule(branch=BRANCH, count=st.integers(0, LONG), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
+    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
+        tokens = [*prompt(branch, count * self.stride), *([-1] if wrong else [])]
+        self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+
+    @precondition(lambda self: self.objects)
+    @rule(all=st.booleans())
+    def reset(self, all: bool) -> None:
+        for sequence in list(self.known.sequences) if all else []:
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
+
+
+# The states of the prefix cache that random call sequences should reach, because bugs depend on them.
+
+refusals("prefix", "TokenOutOfRange", "TokenMismatch", "InUse", "OutOfBlocks", "SequenceNotFound", "PositionOutOfRange")
+
+
+def asked(call: ModelCall) -> tuple[Prefix, int]:
+    """Returns the model before begin, and the number of blocks of the hit."""
+    model: Prefix = call.model
+    keys = model.chain(call.args["tokens"][:-1], call.args.get("salt", ""))
+    return model, max(len(path) for held in model.kept for path, _ in held.paths(keys))
+
+
+@state("prefix", "begin")
+def a_prompt_is_found_in_part(call: ModelCall) -> bool:
+    model, hit = asked(call)
+    return 0 < hit < (len(call.args["tokens"]) - 1) // model.size
+
+
+@state("prefix", "begin")
+def what_is_found_lies_in_free_blocks(call: ModelCall) -> bool:
+    model, hit = asked(call)
+    return hit > 0 and any(held.released for held in model.kept)
+
+
+@state("prefix", "begin", "write", "ensure_capacity")
+def a_block_that_could_be_found_is_taken(call: ModelCall) -> bool:
+    model: Prefix = call.model
+    return bool(model.free) and all(len(held.released) == model.total - held.used() for held in model.kept)
+
+
+@state("prefix", "begin", raising="OutOfBlocks")
+def a_prompt_that_is_found_does_not_fit(call: ModelCall) -> bool:
+    return asked(call)[1] > 0
+
+
+@state("prefix", "write")
+def a_block_that_can_be_found_is_written_over(call: ModelCall) -> bool:
+    model: Prefix = call.model
+    sequence, start = call.args["sequence"], call.args["start"]
+    return call.tokens > 0 and start < len(model.told[sequence][1]) // model.size * model.size
+
+
+@state("prefix", "drop")
+def a_sequence_whose_blocks_can_be_found_is_dropped(call: ModelCall) -> bool:
+    model: Prefix = call.model
+    return len(model.told[call.args["sequence"]][1]) >= model.size
+
+
+@state("prefix", "commit")
+def what_is_committed_is_there_already(call: ModelCall) -> bool:
+    model: Prefix = call.model
+    salt, told = model.told[call.args["sequence"]]
+    more = model.chain(call.args["tokens"], salt)[len(told) // model.size :]
+    return any(key in held.found for held in model.kept for key in more)
+
+
+@state("prefix", "reset")
+def something_is_forgotten(call: ModelCall) -> bool:
+    return any(held.found for held in call.model.kept)

@@ -1,0 +1,150 @@
+"""The Stream of the quantized cache, by which the laws use it: a stream is one layer."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from kvref_conformance.calls.recorder import OwnArray
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import IN_GROUPS, SYMMETRIC, dim_of, group_of
+from kvref_conformance.oracle.formats.per_row import ExpectedReads, read_as
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.fixtures import (
+    different_size,
+    formats_of,
+    new,
+    one_of_each_kind,
+    pair_of_tokens,
+    random_tokens,
+    sample_formats,
+)
+from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter, wrong_queries
+
+
+def formats_of_tokens(subject: Subject) -> list[str]:
+    """Returns INT8 and FP8, or formats of groups (QUANT-10) if the cache has neither. Raises NotOffered if it has no format."""
+    try:
+        return formats_of(subject, "format", *SYMMETRIC)
+    except NotOffered as lacking:
+        with suppress(NotOffered):
+            if fitting := [name for name in formats_in_groups(subject) if subject.dim % group_of(name) == 0]:
+                return fitting
+        raise lacking
+
+
+def formats_in_groups(subject: Subject) -> list[str]:
+    """Returns some formats whose group divides an allowed head_dim. Raises NotOffered if there is none."""
+    offered = formats_of(subject, "format", *IN_GROUPS)
+    if going := [name for name in offered if subject.size("head_dim", 2 * group_of(name)) % group_of(name) == 0]:
+        return sample_formats(subject, going)
+    raise NotOffered(f"a head_dim that is a multiple of {min(map(group_of, offered))}")
+
+
+class QuantizedLawAdapter(LawAdapter):
+    family = "quantized"
+    layer = 0
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        super().__init__(subject, **changes)
+        self.given = False
+
+    def give(self, keys: NDArray | OwnArray, values: NDArray | OwnArray) -> None:
+        """Appends to layer 0. If only append_step is provided, the first call replaces the cache by one with a single layer."""
+        try:
+            self.cache.append(self.layer, keys, values)
+        except NotOffered:
+            if self.given or self.config["num_layers"] == 1:
+                raise
+            self.cache = new(self.subject, self.family, **self.config | {"num_layers": 1})
+            self.config = self.cache.config
+            self.cache.append(self.layer, keys, values)
+        self.given = True
+
+    def length(self) -> int:
+        return int(self.cache.length(self.layer))
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        positions = list(range(len(self)))
+        try:
+            return tuple(self.cache.read_tokens(self.layer, positions))
+        except NotOffered:
+            if positions:
+                raise
+            none = random_tokens(self.subject, 0)  # derived read operations cannot read 0 positions
+            return none, none
+
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
+    def elsewhere(self) -> LawAdapter:
+        return self.fresh(**self.config | {"capacity": self.config["capacity"] + 3})
+
+    def quantizing(self) -> Iterator[LawAdapter]:
+        for name in formats_of_tokens(self.subject):
+            yield self.fresh(format=name)
+
+    def in_formats(self) -> Iterator[LawAdapter]:
+        for name in one_of_each_kind(self.subject, "format"):
+            yield self.fresh(format=name, head_dim=dim_of(name))
+
+    def read_as_is(self) -> Any:
+        """Reads the first two tokens by whichever read operation is provided."""
+        ways: list[tuple[str, tuple[Any, ...]]] = [("read_tokens", ([0, 1],)), ("read_token", (0,)), ("read_head", (0, 0))]
+        for name, where in ways:
+            with suppress(NotOffered):
+                return self.cache.as_is(name, self.layer, *where)
+        raise NotOffered("a read operation")
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
+        format, scales = self.config["format"], (self.config.get("key_scale"), self.config.get("value_scale"))
+        return read_as(keys, format, scales[0]), read_as(values, format, scales[1])
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        yield from self.attributes("memory_bytes")
+        for layer in range(1, self.config["num_layers"]):
+            yield f"length of layer {layer}", self.cache.length(layer)
+
+    def out_of_range(self) -> list[BadCall]:
+        keys, values = pair_of_tokens(self.subject, 1)
+        calls: list[BadCall] = []
+        for layer in (-1, self.config["num_layers"]):
+            calls += [("LayerOutOfRange", "append", (layer, keys, values))]
+            calls += [("LayerOutOfRange", "read_token", (layer, 0)), ("LayerOutOfRange", "length", (layer,))]
+            calls += [("LayerOutOfRange", "read_tokens", (layer, []))]
+        for position in (-1, len(self)):
+            calls += [("PositionOutOfRange", "read_token", (0, position))]
+            calls += [("PositionOutOfRange", "read_tokens", (0, [0, position]))]
+            calls += [("PositionOutOfRange", "read_head", (0, position, 0))]
+        calls += [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+        return calls + [("HeadOutOfRange", "read_head", (0, 0, head)) for head in (-1, self.subject.heads)]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        subject, layers = self.subject, self.config["num_layers"]
+        steps = [
+            random_tokens(subject, layers, dim=subject.dim + 1),
+            random_tokens(subject, layers, heads=different_size(subject.heads)),
+            random_tokens(subject, different_size(layers)),
+            random_tokens(subject, layers)[0],
+        ]
+        queries = wrong_queries(subject)
+        return {"append_step": [(step, step) for step in steps], "attend": [(0, query, 1.0) for query in queries]}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = pair_of_tokens(self.subject, 1)
+        yield from (("append", (layer, keys, values)) for layer in (*(12 * [0]), -1, self.config["num_layers"]))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room()))
+        yield from (("clear", ()), ("clear", ()), ("truncate", (1,)))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        return {"capacity": tokens}
+
+    def room(self) -> int:
+        return int(self.cache.config["capacity"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        for layer in range(self.config["num_layers"]):
+            yield f"length of layer {layer}", self.cache.length(layer), self.config["capacity"]

@@ -1,0 +1,201 @@
+"""The state machine of the family `quantized`."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.quantized.model import Quantized
+from kvref_conformance.fuzz.base_machine import ANY, BACK, COUNT, DAMAGE, LAST, FamilyStateMachine, damaged, pair, within
+from kvref_conformance.fuzz.row_generators import HUGE, kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.oracle.formats import STATIC, SYMMETRIC, group_of
+
+POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
+SIZE = st.integers(1, 3)
+SOME_GROUPS = ("q8_0", "q4_1", "mxfp4", "nvfp4", "int4_g32_float16", "uint8_g32_bfloat16")
+SOME_ROTATED = ("int8_hadamard", "q8_0_hadamard")
+GIVEN = st.sampled_from((1.0, 0.25, 0.037, 3.0))  # scales
+
+
+class QuantizedStateMachine(FamilyStateMachine):
+    family = "quantized"
+
+    @initialize(
+        layers=st.sampled_from((1, 2, 2)), capacity=st.sampled_from((2, 5, 8, 1)), heads=SIZE, dim=SIZE,
+        format=st.sampled_from((*SYMMETRIC, *SOME_GROUPS, *STATIC, *SOME_ROTATED)), key_scale=GIVEN, value_scale=GIVEN,
+    )  # fmt: skip
+    def new(self, layers: int, capacity: int, heads: int, dim: int, format: str, key_scale: float, value_scale: float) -> None:
+        found = self.format_for(self.family, "format", format) or ""
+        given = {"key_scale": key_scale, "value_scale": value_scale} if found in STATIC else {}
+        dim *= group_of(found)
+        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format, **given)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The heads and elements of a token."""
+        return self.config["num_kv_heads"], self.config["head_dim"]
+
+    @property
+    def layers(self) -> int:
+        return int(self.config["num_layers"])
+
+    @precondition(lambda self: self.objects)
+    @rule(layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    def append(self, layer: int, count: int, kind: str, loud: float) -> None:
+        keys, values = pair(self.source, (count, *self.shape), kind)
+        values = self.source.held(values * np.float32(1.0 if kind in HUGE else loud))
+        self.call("append", self.objects[0], layer=within(layer, self.layers), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(kind=kinds())
+    def append_step(self, kind: str) -> None:
+        keys, values = pair(self.source, (self.layers, *self.shape), kind)
+        self.call("append_step", self.objects[0], keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def append_wrongly(self, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
+        self.call("append", self.objects[0], layer=0, keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(layer=ANY, position=POSITION, head=ANY, group=st.integers(1, 2), kind=kinds(everything=False))
+    def read(self, layer: int, position: int, head: int, group: int, kind: str) -> None:
+        layer, head = within(layer, self.layers), within(head, self.shape[0])
+        model = self.witness.models[self.objects[0]]
+        assert isinstance(model, Quantized)
+        position = within(position, len(model.tokens[layer]) if layer < self.layers else 0)
+        self.ask("read_token", self.objects[0], layer=layer, position=position)
+        self.ask("read_head", self.objects[0], layer=layer, position=position, head=head)
+        heads, dim = self.shape
+        query = self.source.rows((1, heads * self.subject.size("group_size", group), dim), kind)
+        self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(back=BACK, layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    def truncate(self, back: int, layer: int, count: int, kind: str, loud: float) -> None:
+        model = self.witness.models[self.objects[0]]
+        assert isinstance(model, Quantized)
+        self.call("truncate", self.objects[0], length=min(map(len, model.tokens)) - back)
+        self.append(layer, count, kind, loud)
+
+    truncate_again = truncate
+
+    @precondition(lambda self: self.objects)
+    @rule(between=st.sampled_from((0, 1, 2)), layer=ANY, count=COUNT, damage=DAMAGE, kind=kinds())
+    def move(self, between: int, layer: int, count: int, damage: int, kind: str) -> None:
+        """Saves the cache, appends tokens or clears it, and loads the saved data."""
+        data = self.call("save", self.objects[0])
+        if data is None:
+            return
+        if between == 2:
+            self.call("clear", self.objects[0])
+        if between:
+            self.append(layer, count, kind, 1.0)
+        self.call("load", self.objects[0], data=damaged(data, damage))
+
+    @precondition(lambda self: self.objects)
+    @rule(kind=kinds())
+    def clear(self, kind: str) -> None:
+        self.call("clear", self.objects[0])
+        self.append(0, 1, kind, 1.0)
+
+
+# The states of the quantized cache that random call sequences should reach, because bugs depend on them.
+
+refusals(
+    "quantized", "LayerOutOfRange", "PositionOutOfRange", "HeadOutOfRange", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded",
+    "NonFinite",
+)  # fmt: skip
+
+
+def fill(call: ModelCall) -> list[int]:
+    """Returns the length of each layer."""
+    return [len(tokens) for tokens in call.model.tokens]
+
+
+@state("quantized", "length")
+def a_layer_is_full_and_another_is_not(call: ModelCall) -> bool:
+    return bool(min(fill(call)) < max(fill(call)) == call.model.room)
+
+
+@state("quantized", "append_step", raising="CapacityExceeded")
+def a_step_meets_a_full_layer_and_one_that_is_not(call: ModelCall) -> bool:
+    return bool(min(fill(call)) < call.model.room)
+
+
+@state("quantized", "append_step")
+def a_step_goes_to_layers_of_different_length(call: ModelCall) -> bool:
+    return len(set(fill(call))) > 1
+
+
+@state("quantized", "length")
+def every_layer_is_full(call: ModelCall) -> bool:
+    return len(fill(call)) > 1 and min(fill(call)) == call.model.room
+
+
+@state("quantized", "clear")
+def layers_of_different_length_are_cleared(call: ModelCall) -> bool:
+    return len(set(fill(call))) > 1
+
+
+@state("quantized", "length")
+def fewer_tokens_follow_a_clear(call: ModelCall) -> bool:
+    return 0 < sum(fill(call)) < call.past.most.get(call.on, 0)
+
+
+@state("quantized", "length")
+def every_layer_has_tokens_after_a_clear(call: ModelCall) -> bool:
+    return call.on in call.past.most and len(fill(call)) > 1 and min(fill(call)) > 0
+
+
+@state("quantized", "length")
+def a_quiet_token_lies_beside_a_loud_one(call: ModelCall) -> bool:
+    for tokens in call.model.tokens:
+        loudest = [float(np.abs(token[0].values).max()) for token in tokens]
+        if loudest and 0 < 50 * min(loudest) < max(loudest):
+            return True
+    return False
+
+
+@state("quantized", "truncate")
+def layers_of_different_length_are_truncated(call: ModelCall) -> bool:
+    return len(set(fill(call))) > 1 and call.args["length"] > 0
+
+
+@state("quantized", "truncate")
+def every_layer_loses_some_tokens_and_keeps_some(call: ModelCall) -> bool:
+    return bool(0 < call.args["length"] < min(fill(call)))
+
+
+@state("quantized", "append", "append_step")
+def tokens_follow_a_truncate_of_some(call: ModelCall) -> bool:
+    return call.model.last == "truncate" and call.tokens > 0 and min(fill(call)) > 0
+
+
+@state("quantized", "read_token")
+def a_token_is_read_that_is_neither_the_first_nor_the_last(call: ModelCall) -> bool:
+    return bool(0 < call.args["position"] < fill(call)[call.args["layer"]] - 1)
+
+
+@state("quantized", "read_head")
+def a_head_is_read_that_is_not_the_first(call: ModelCall) -> bool:
+    return bool(call.args["head"] > 0)
+
+
+@state("quantized", "read_token")
+def a_token_of_a_layer_is_read_that_is_not_the_first(call: ModelCall) -> bool:
+    return bool(call.args["layer"] > 0)
+
+
+@state("quantized", "attend")
+def attention_goes_over_several_tokens(call: ModelCall) -> bool:
+    return bool(fill(call)[call.args["layer"]] > 1)
+
+
+def note_quantized(call: ModelCall) -> None:
+    if call.op == "quantized.clear" and any(fill(call)):
+        call.past.most[call.on] = sum(fill(call))
+
+
+NOTES["quantized"] = note_quantized

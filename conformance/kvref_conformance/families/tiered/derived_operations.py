@@ -1,0 +1,22 @@
+"""Derived operations of the tiered cache."""
+
+from kvref_conformance.calls.derived_operations import DerivedOperation
+from kvref_conformance.calls.messages import kinds_of
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.outcome import NotOffered
+
+
+def truncated_to_nothing(cache: ObjectProxy) -> None:
+    try:
+        cache.truncate(0)
+    except Exception as error:
+        if "NotTruncatable" in kinds_of(error):
+            raise NotOffered("clear after tokens migrated (derived from truncate)") from error
+        raise
+
+
+DERIVED = (
+    DerivedOperation("clear", "EDIT-01", ("truncate",), truncated_to_nothing),
+    DerivedOperation("total_tokens", "TIER-06", ("stats",), lambda cache: cache.stats().total_tokens),
+    DerivedOperation("total_tokens", "TIER-03", ("read",), lambda cache: len(cache.read()[0])),
+)

@@ -1,0 +1,71 @@
+"""Adapter through which the laws use the tiered cache."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvref_conformance.families.tiered.tier_model import POLICY, settled
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import AFFINE, dim_of
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.testlib.fixtures import formats_of, one_of_each_kind, pair_of_tokens
+from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter, wrong_queries
+
+
+class TieredLawAdapter(LawAdapter):
+    family = "tiered"
+
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
+    def length(self) -> int:
+        return int(self.cache.total_tokens)
+
+    def quantizing(self) -> Iterator[LawAdapter]:
+        for name in formats_of(self.subject, "store_format", *AFFINE):
+            yield self.fresh(tail_length=0, store_format=name)
+
+    def in_formats(self) -> Iterator[LawAdapter]:
+        for name in one_of_each_kind(self.subject, "store_format"):
+            yield self.fresh(tail_length=1, store_format=name, head_dim=dim_of(name))
+
+    def read_as_is(self) -> Any:
+        return self.cache.as_is("read")
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
+        policy = {name: self.cache.config[name] for name in POLICY}
+        return settled(keys, policy), settled(values, policy)
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        stats = self.cache.stats()
+        return [(name, getattr(stats, name)) for name in ("tail_tokens", "store_tokens", "tail_bytes", "store_bytes")]
+
+    def out_of_range(self) -> list[BadCall]:
+        calls: list[BadCall] = [("PositionOutOfRange", "tier_of", (position,)) for position in (-1, len(self))]
+        return calls + [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        return {"attend": [(query, 1.0) for query in wrong_queries(self.subject)]}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = pair_of_tokens(self.subject, 5)
+        yield from (("append", (keys, values)) for _ in range(5))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
+        yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        tail, warm = min(256, tokens // 2), min(64, tokens // 4)
+        return {"max_tokens": tokens, "tail_length": tail, "warm_length": warm, "migration_batch": 64}
+
+    def room(self) -> int:
+        return int(self.cache.config["max_tokens"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        stats, heads = self.cache.stats(), self.config["num_kv_heads"]
+        most = 8 * heads * (self.config["head_dim"] + 2)  # bytes per token: float32, or fewer with a scale and a zero per row
+        yield "total_tokens", stats.total_tokens, appended
+        for tier in ("tail", "warm", "store"):
+            yield f"{tier}_tokens", getattr(stats, f"{tier}_tokens"), stats.total_tokens
+            yield f"{tier}_bytes", getattr(stats, f"{tier}_bytes"), most * stats.total_tokens

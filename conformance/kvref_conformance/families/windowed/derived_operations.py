@@ -1,0 +1,59 @@
+"""Derived operations of the windowed cache."""
+
+from functools import partial
+
+import numpy as np
+
+from kvref_conformance.calls.derived_operations import DerivedOperation, cut, in_turn
+from kvref_conformance.calls.messages import kinds_of
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.outcome import NotOffered
+
+
+def stepped_for_nobody(cache: ObjectProxy, keys: NDArray, values: NDArray) -> None:
+    """Appends by `step`, with queries of zeros, and ignores the attention output."""
+    count = getattr(keys, "array", keys).shape[:1]  # keys may be an Own, and may have a wrong shape
+    cache.step(np.zeros((*count, cache.config["num_kv_heads"], cache.config["head_dim"]), np.float32), keys, values, 1.0)
+
+
+def one_by_one(cache: ObjectProxy, query: NDArray, keys: NDArray, values: NDArray, scale: float) -> NDArray:
+    if not len(keys) or len({len(query), len(keys), len(values)}) > 1:
+        raise NotOffered("step of 0 tokens, or of arrays of different lengths (derived from append and attend)")
+
+    def one(at: range) -> NDArray:
+        cache.append(cut(keys, 0, at), cut(values, 0, at))
+        attended: NDArray = cache.attend(cut(query, 0, at), scale)
+        return attended
+
+    return np.concatenate(in_turn(partial(one, range(i, i + 1)) for i in range(len(keys))))
+
+
+def truncated_to_nothing(cache: ObjectProxy) -> None:
+    try:
+        cache.truncate(0)
+    except Exception as error:
+        if "NotTruncatable" in kinds_of(error):
+            raise NotOffered("clear after tokens were evicted (derived from truncate)") from error
+        raise
+
+
+def readable(cache: ObjectProxy) -> int:
+    """Returns the number of positions that `read` accepts."""
+    count = 0
+    for position in range(cache.length):
+        try:
+            cache.read([position])
+            count += 1
+        except Exception as error:
+            if "PositionOutOfRange" not in kinds_of(error):
+                raise
+    return count
+
+
+DERIVED = (
+    DerivedOperation("append", "WIN-02", ("step",), stepped_for_nobody),
+    DerivedOperation("step", "WIN-02", ("append", "attend"), one_by_one, cuts=True),
+    DerivedOperation("clear", "WIN-06", ("truncate",), truncated_to_nothing),
+    DerivedOperation("stored_tokens", "WIN-03", ("length", "read"), readable),
+)

@@ -1,0 +1,72 @@
+"""The Stream of the windowed cache, by which the laws use it. It stays shorter than the window, so that every token is stored."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import AFFINE, SYMMETRIC, dim_of
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.token_storage import tokens_as
+from kvref_conformance.testlib.fixtures import formats_of, one_of_each_kind, pair_of_tokens, random_tokens
+from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter, wrong_queries
+
+
+class WindowedLawAdapter(LawAdapter):
+    family = "windowed"
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        super().__init__(subject, **{"window": 40} | changes)
+
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
+    def length(self) -> int:
+        return int(self.cache.length)
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        return tuple(self.cache.read(list(range(len(self)))))
+
+    def quantizing(self) -> Iterator[LawAdapter]:
+        for name in formats_of(self.subject, "dtype", *SYMMETRIC, *AFFINE):
+            yield self.fresh(dtype=name)
+
+    def in_formats(self) -> Iterator[LawAdapter]:
+        for name in one_of_each_kind(self.subject, "dtype"):
+            yield self.fresh(dtype=name, head_dim=dim_of(name))
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
+        return tokens_as(keys, self.config["dtype"]), tokens_as(values, self.config["dtype"])
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        return ()
+
+    def out_of_range(self) -> list[BadCall]:
+        calls: list[BadCall] = [("PositionOutOfRange", "read", ([position],)) for position in (-1, len(self))]
+        return calls + [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        wrong, good = wrong_queries(self.subject), random_tokens(self.subject, 1)
+        steps = [(query, good, good, 1.0) for query in (*wrong, random_tokens(self.subject, 2))]
+        return {"attend": [(query, 1.0) for query in wrong], "step": steps}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = pair_of_tokens(self.subject, 5)
+        yield from (("append", (keys, values)) for _ in range(5))
+        yield from (("read", ([position],)) for position in (*NEGATIVE, LARGEST_JSON_INTEGER, 0))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
+        yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        return {"window": tokens}
+
+    def room(self) -> int:
+        """One less than the window, which also includes the next query's own token."""
+        return int(self.cache.config["window"]) - 1
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        yield "length", self.cache.length, appended
+        yield "stored_tokens", self.cache.stored_tokens, appended

@@ -1,0 +1,92 @@
+"""Runs the state machine of a family on an implementation, with Hypothesis."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.errors import Flaky
+from hypothesis.internal.conjecture.engine import ConjectureRunner
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.stateful import get_state_machine_test, run_state_machine_as_test
+
+from kvref_conformance.families import all_families
+from kvref_conformance.fuzz.base_machine import FamilyStateMachine, Violation
+from kvref_conformance.fuzz.findings import Search
+
+
+def searched() -> list[str]:
+    """The families that have a state machine."""
+    return [family.name for family in all_families().values() if family.machine]
+
+
+def run_machine(family: str, search: Search, number: int, examples: int, steps: int) -> None:
+    """Try at most `examples` call sequences of at most `steps` calls each, and add findings to `search`. number: the seed."""
+    own: type[FamilyStateMachine] = all_families()[family].machine
+    machine = seed(number)(type(own.__name__, (own,), {"search": search}))
+    phases = (Phase.generate, Phase.shrink)
+    quiet = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, database=None, phases=phases,
+        verbosity=Verbosity.quiet, print_blob=False, suppress_health_check=list(HealthCheck), derandomize=False,
+    )  # fmt: skip
+    # Hypothesis also draws constants that it finds in loaded modules. Then the same seed would not make the same calls.
+    constants = _doing_nothing(HypothesisProvider, "_maybe_draw_constant")
+    # Five of six call sequences would repeat parts of the previous one, which hardly ever reaches new states.
+    variations = _doing_nothing(ConjectureRunner, "generate_mutations_from")
+    try:
+        with np.errstate(all="ignore"), constants, variations:
+            run_state_machine_as_test(machine, settings=quiet)
+    except (Violation, Flaky):
+        pass  # `search` has the findings; with enough of them, the later runs make no calls and look flaky
+    except ExceptionGroup as several:
+        if several.split(Violation)[1]:
+            raise
+
+
+def run_bytes(family: str, search: Search, drawn: bytes, steps: int) -> int | None:
+    """Make one call sequence of at most `steps` calls, determined by the bytes `drawn`. Equal first bytes make equal first calls.
+
+    Returns the number of bytes used, or None if the sequence ended early, for example by a failure.
+    """
+    machine, fuzz = _by_bytes(family, steps)
+    machine.search = search
+    try:
+        with np.errstate(all="ignore"):
+            taken = fuzz(drawn)
+    except Violation:
+        return None  # `search` has the finding
+    return None if taken is None else len(taken)
+
+
+@cache
+def _by_bytes(family: str, steps: int) -> tuple[type[FamilyStateMachine], Callable[[bytes], bytes | None]]:
+    """A state machine class, and the function that runs it on bytes. Cached, because making them takes as long as some sequences.
+
+    Only one search may use them at a time.
+    """
+    own: type[FamilyStateMachine] = all_families()[family].machine
+    machine = type(own.__name__, (own,), {})
+    quiet = settings(
+        stateful_step_count=steps, deadline=None, database=None, verbosity=Verbosity.quiet, print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    test: Any = get_state_machine_test(machine, settings=quiet)
+    return machine, test.hypothesis.fuzz_one_input
+
+
+@contextmanager
+def _doing_nothing(kind: type, name: str) -> Iterator[None]:
+    """Replace a method by one that does nothing while the block runs, whether it exists or not.
+
+    (unittest.mock can do this too, but is slow to import.)
+    """
+    before: dict[str, Any] = {name: vars(kind)[name]} if name in vars(kind) else {}
+    setattr(kind, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        delattr(kind, name)
+        for method in before.values():
+            setattr(kind, name, method)

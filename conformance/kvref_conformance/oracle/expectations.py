@@ -1,0 +1,332 @@
+"""Expectations: what a reply must be. There is one class per kind of reply.
+
+A model creates an Expected for each request before the reply is known. `judge` raises Broken if the reply does not satisfy it,
+with the clause that the wrong reply breaks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.calls.messages import CallReply, show
+from kvref_conformance.implementation_api import Level, NDArray, same_bits
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.formats.small_floats import decoded
+from kvref_conformance.outcome import Broken
+
+CODED = ("float16", "bfloat16")
+ClauseAt = Callable[[tuple[int, ...], NDArray], str]  # returns a clause for the index of the first difference and the array
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Any result without an error; the base class of all expectations.
+
+    clause: the clause that a wrong reply breaks. then: called with a correct result; it updates the model.
+    """
+
+    clause: str
+    then: Callable[[Any], None] = lambda ok: None
+
+    def judge(self, reply: CallReply, op: str, level: Level) -> None:
+        """Raise Broken if the reply is wrong. Otherwise update the model."""
+        if reply.error:
+            raise Broken(op, self.words(), f"{reply.error.kind}: {reply.error.message}", self.clause)
+        self.look(reply.ok, op, level)
+        self.then(reply.ok)
+
+    def words(self) -> str:
+        """What was expected, for the message if an error was raised instead."""
+        return "no error"
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        """Raise Broken if the result is wrong."""
+
+    def wire(self) -> dict[str, Any]:
+        """The expectation as JSON, for a trace."""
+        return {"ok": None}
+
+
+@dataclass(frozen=True)
+class UnjudgedReply(Expectation):
+    """Any result, which is not compared."""
+
+    def wire(self) -> dict[str, Any]:
+        return {"any": True}
+
+
+@dataclass(frozen=True)
+class ExpectedError(Expectation):
+    """An error of one of these kinds. refused: called if the error was correct; it updates the model."""
+
+    kinds: tuple[str, ...] = ()
+    refused: Callable[[], None] = lambda: None
+
+    def judge(self, reply: CallReply, op: str, level: Level) -> None:
+        if not (reply.error and reply.error.kind in self.kinds):
+            got = f"{reply.error.kind}: {reply.error.message}" if reply.error else "no error"
+            raise Broken(op, self.words(), got, self.clause)
+        self.refused()
+
+    def words(self) -> str:
+        return " or ".join(self.kinds) + " to be raised"
+
+    def wire(self) -> dict[str, Any]:
+        return {"error": {"kinds": list(self.kinds)}}
+
+
+@dataclass(frozen=True)
+class AcceptedOrError(ExpectedError):
+    """Any result, or an error of one of these kinds (default NonFinite, LAW-14)."""
+
+    kinds: tuple[str, ...] = ("NonFinite",)
+
+    def judge(self, reply: CallReply, op: str, level: Level) -> None:
+        if reply.error:
+            super().judge(reply, op, level)
+        else:
+            self.look(reply.ok, op, level)
+            self.then(reply.ok)
+
+    def words(self) -> str:
+        return " or ".join([*self.kinds, "no error"])
+
+    def wire(self) -> dict[str, Any]:
+        return super().wire() | {"any": True}
+
+
+@dataclass(frozen=True)
+class ExactValue(Expectation):
+    """A number, a string or statistics. It must be equal; a float only within the rounding of float32.
+
+    clauses: the clauses of single statistics, which are compared in this order.
+    """
+
+    value: Any = None
+    clauses: Mapping[str, str] = field(default_factory=dict)
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        for name, clause in self.clauses.items():
+            if isinstance(ok, dict) and name in ok and not _equal(ok[name], self.value[name]):
+                raise Broken(f"{name} of {op}", show(self.value[name]), show(ok[name]), clause)
+        if not _equal(ok, self.value):
+            raise Broken(op, show(self.value), show(ok), self.clause)
+
+    def wire(self) -> dict[str, Any]:
+        return {"ok": self.value}
+
+
+def _equal(got: Any, want: Any) -> bool:
+    if isinstance(want, dict):  # statistics that an implementation leaves out are not offered, which is not wrong
+        return isinstance(got, dict) and all(_equal(got[name], want[name]) for name in want if name in got)
+    if isinstance(want, float) and isinstance(got, float):
+        return got == want or abs(got - want) <= 2.0**-22 * abs(want)
+    return bool(got == want)
+
+
+@dataclass(frozen=True)
+class AnyOf(Expectation):
+    """A value that the implementation chooses, such as a new id.
+
+    accepts: whether a value is permitted. says: which values are permitted, in words. seen: returns the rest of these words, if
+    they are slow to compute. length: the length of a list, and the clause that a wrong length breaks.
+    """
+
+    says: str = ""
+    seen: Callable[[], str] = lambda: ""
+    accepts: Callable[[Any], bool] = lambda ok: True
+    length: tuple[int, str] | None = None
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        if self.length and len(ok) != self.length[0]:
+            raise Broken(op, f"a list of {self.length[0]}", f"a list of {len(ok)}: {show(ok)}", self.length[1])
+        if not self.accepts(ok):
+            raise Broken(op, self.says + self.seen(), show(ok), self.clause)
+
+    def wire(self) -> dict[str, Any]:
+        return {"chosen": self.says + self.seen()}
+
+
+@dataclass(frozen=True)
+class NewResult(AnyOf):
+    """A new object. model: returns its model; called after the reply."""
+
+    model: Callable[[], Any] = lambda: None
+
+
+@dataclass(frozen=True)
+class ExpectedArrays(Expectation):
+    """One or more arrays. They must be equal to the bit at level exact, and within the slack at level tolerant.
+
+    names: the names of the arrays in messages. parts: their values and slack. always_slack: whether the slack applies at level
+    exact too (attention). unsure: a bool array, true where any value is permitted. clause_at: returns the clause for the first
+    difference. used: the part of each array that is compared. shape: the shape of the whole array, if only a part is compared;
+    None stands for any length. codes_of: a 16-bit format; integer arrays with its codes are accepted too, because a library may
+    lack the dtype. bits: whether NaNs must be equal to the bit too.
+    """
+
+    names: tuple[str, ...] = ("",)
+    parts: tuple[ExpectedReads, ...] = ()
+    always_slack: bool = False
+    unsure: NDArray | None = None
+    clause_at: ClauseAt | None = None
+    used: tuple[slice, ...] = ()
+    shape: tuple[int | None, ...] | None = None
+    codes_of: str = ""
+    bits: bool = False
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        for name, got, want in zip(self.names, ok if isinstance(ok, tuple) else (ok,), self.parts, strict=True):
+            what = f"{name} of {op}" if name else op
+            array = np.asarray(got)
+            if array.dtype == np.float64:
+                raise Broken(what, "float32 or a narrower float", "float64", self.clause)
+            shape = self.shape or want.values.shape
+            if array.ndim != len(shape) or any(want not in (None, got) for got, want in zip(array.shape, shape, strict=True)):
+                raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}", self.clause)
+            self._compare(array[self.used], want, what, level)
+
+    def _compare(self, got: NDArray, want: ExpectedReads, what: str, level: Level) -> None:
+        if got.dtype.kind in "iu" and self.codes_of in CODED:
+            got = decoded(self.codes_of)[got.astype(np.int64)]
+        if want.values.dtype.kind == "f" and got.dtype.kind != "f":
+            raise Broken(what, "float32 or a narrower float", str(got.dtype), self.clause)
+        if same_bits(got, want.values):
+            return
+        differs = differing(got, want, exact=level == "exact" and not self.always_slack, bits=self.bits)
+        if self.unsure is not None:
+            differs = differs & ~self.unsure
+        if not differs.any():
+            return
+        first = tuple(int(i) for i in np.argwhere(differs)[0])
+        clause = self.clause_at(first, got) if self.clause_at else self.clause
+        if want.values.size <= 8:
+            raise Broken(what, show(want.values), show(got), clause)
+        at = f"{what}[{', '.join(map(str, first))}] ({int(differs.sum())} of {differs.size} differ)"
+        broken = Broken(at, show(want.values[first]), show(got[first]), clause)
+        broken.row = got[first[:-1]]
+        raise broken
+
+    def wire(self) -> dict[str, Any]:
+        ok: Any = [part.values for part in self.parts] if len(self.parts) > 1 else self.parts[0].values
+        said: dict[str, Any] = {"ok": ok}
+        if self.always_slack or any(part.slack.any() for part in self.parts):  # "within" even if 0: it makes -0 and 0 equal
+            within: Any = [_up(part.slack) for part in self.parts] if len(self.parts) > 1 else _up(self.parts[0].slack)
+            said["within" if self.always_slack else "tolerant"] = within
+        if self.unsure is not None:
+            said["unsure"] = self.unsure
+        if self.used:
+            said["used"] = [axis.stop for axis in self.used] + [None] * (self.parts[0].values.ndim - len(self.used))
+        if self.codes_of in CODED:
+            said["codes"] = self.codes_of
+        return said | ({"bits": True} if self.bits else {})
+
+
+@dataclass(frozen=True)
+class LeadingRows(ExpectedArrays):
+    """Three arrays of which only the first ones are compared, because the zero of a symmetric format has no meaning."""
+
+    def look(self, ok: Any, op: str, level: Any) -> None:
+        super().look(ok[: len(self.parts)], op, level)
+
+    def wire(self) -> dict[str, Any]:
+        said = super().wire()
+        if len(self.parts) == 1:
+            said["ok"] = [said["ok"], None, None]
+        elif len(self.parts) == 2:
+            said = {name: [*parts, None] for name, parts in said.items()}
+        return said
+
+
+def _up(slack: NDArray) -> NDArray:
+    """Round up to float32, because the last bits of a float64 differ between machines."""
+    with np.errstate(over="ignore"):
+        narrow: NDArray = slack.astype(np.float32)
+    return np.where(narrow < slack, np.nextafter(narrow, np.float32(np.inf)), narrow)
+
+
+def differing(got: NDArray, want: ExpectedReads, exact: bool, bits: bool = False) -> NDArray:
+    """Where an array is wrong (bool): the bits differ, and, unless `exact`, the difference exceeds the slack.
+
+    All NaNs are equal, unless `bits`.
+    """
+    values = want.values
+    if values.dtype.kind == "f":
+        values, got = values.astype(np.float32), got.astype(np.float32)
+        different: NDArray = values.view(np.uint32) != got.view(np.uint32)
+        if not bits:
+            different &= ~(np.isnan(values) & np.isnan(got))
+    else:
+        values, got = values.astype(np.int64), got.astype(np.int64)
+        different = values != got
+    if exact or not different.any():
+        return different
+    with np.errstate(invalid="ignore"):
+        outside: NDArray = different & ~(np.abs(got.astype(np.float64) - values) <= want.slack)
+    return outside
+
+
+def exactly(values: NDArray) -> ExpectedReads:
+    """Values with a slack of 0."""
+    return ExpectedReads(values, np.zeros(values.shape))
+
+
+Wrong = list[tuple[str, str]]  # kinds of errors that are correct for a call, each with its clause
+
+
+def refuse(wrong: Wrong, refused: Callable[[], None]) -> ExpectedError:
+    """The expected error of an invalid call. If the call is invalid in several ways, each of the errors is correct (LAW-11)."""
+    return ExpectedError(wrong[0][1], kinds=tuple(dict.fromkeys(kind for kind, _ in wrong)), refused=refused)
+
+
+Given = tuple[Any, Sequence[int | None]]  # an array, and the shape it must have; None is an axis of any length
+
+
+def wrong_arrays(*given: Given) -> Wrong:
+    """The errors for arrays with wrong shapes or dtypes. All axes of any length must have the same length in all arrays."""
+    wrong: Wrong = []
+    lengths: set[int] = set()
+    for array, shape in given:
+        array = np.asarray(array)
+        axes = list(zip(array.shape, shape, strict=False))
+        lengths |= {axis for axis, want in axes if want is None}
+        if array.ndim != len(shape) or any(want is not None and axis != want for axis, want in axes) or len(lengths) > 1:
+            wrong.append(("ShapeMismatch", "LAW-10"))
+        wrong += wrong_dtype(array)
+    return wrong
+
+
+def wrong_dtype(array: Any) -> Wrong:
+    """The error for an array that is not float32 or a narrower float."""
+    dtype = np.asarray(array).dtype
+    good = (dtype.kind == "f" or dtype.name == "bfloat16") and dtype != np.float64
+    return [] if good else [("DtypeMismatch", "FMT-LEVEL-04")]
+
+
+def tokens_of(*given: Given) -> int:
+    """The largest number of tokens (the axis of any length) in the arrays. Arrays with a wrong number of axes do not count."""
+    counted = [np.shape(array)[list(shape).index(None)] for array, shape in given if np.ndim(array) == len(shape)]
+    return max(counted, default=0)
+
+
+def not_finite(*arrays: Any) -> Wrong:
+    """The error NonFinite, if an array is not finite: an invalid call may raise it instead (LAW-14)."""
+    return [] if finite(*map(np.asarray, arrays)) else [("NonFinite", "LAW-14")]
+
+
+def not_in_range(value: Any, stop: int | None, kind: str, clause: str = "LAW-11") -> Wrong:
+    """The error of this kind, unless `value` is an integer in [0, stop) (None: without an upper limit)."""
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (stop is None or value < stop)
+    return [] if good else [(kind, clause)]
+
+
+def float32(array: Any) -> NDArray:
+    """A copy as float32. (The caller of an operation may overwrite its argument later.)"""
+    return np.asarray(array).astype(np.float32)
+
+
+def finite(*arrays: NDArray) -> bool:
+    """Whether all numbers are finite."""
+    return all(bool(np.isfinite(array.astype(np.float32, copy=False)).all()) for array in arrays)

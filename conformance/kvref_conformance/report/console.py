@@ -1,0 +1,257 @@
+"""The text output of a run: failures, the table of results, and the verdict."""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from kvref_conformance.clauses import spec
+from kvref_conformance.runner.capabilities import LONG, ClauseReach, CoveragePreview, OperationStatus
+from kvref_conformance.runner.options import RunOptions
+from kvref_conformance.runner.verdict import RunVerdict, applies, is_about_other_formats
+from kvref_conformance.testlib.registry import citation
+
+Result = dict[str, Any]
+VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
+SELDOM = ("xfailed", "xpassed", "not run")  # columns that are shown only if a clause has this verdict
+WHY_NOT_RUN = {"--slow": "needs gigabytes of memory", "--real": "takes seconds"}
+NAMED = 3  # clauses that are listed beside the reason why they are not offered
+STYLES = {
+    "conformant": "bold green",
+    "not conformant": "bold red",
+    "not conformant, as expected": "bold yellow",
+    "not judged": "bold yellow",
+}
+
+
+class FaultDeduplicator:
+    """The failures printed so far of factories that raise: each clause of the family fails in the same way."""
+
+    def __init__(self) -> None:
+        self._by_fault: dict[tuple[str, str, str], str] = {}
+
+    def before(self, result: Result) -> str | None:
+        """The clause whose failure showed the same fault first, or None if this is the first."""
+        shown = _shown(result)
+        if not (shown["what"].endswith(".new") and shown["where"]):
+            return None
+        fault = shown["what"], shown["got"], shown["where"]
+        first = self._by_fault.setdefault(fault, result["clause"])
+        return first if first != result["clause"] else None
+
+
+def failure_text(result: Result, asked: RunOptions, told: FaultDeduplicator) -> str:
+    """The clause, the calls, the expected and the actual value, and the commands to replay, repeat and explain the failure.
+
+    It is one line if an object cannot be made, and an earlier failure showed the reason.
+    """
+    heading, shown = f"{result['clause']} · {result['title']}", _shown(result)
+    if first := told.before(result):
+        return f"{heading}: same failure as {first}"
+    failed = [each for each in result["checks"] if each["verdict"] == "failed"]
+    lines = [f"{heading}   ({asked.name})", *(f"  {call}" for call in shown["calls"])]
+    lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
+    lines += [f"    at       {shown['where']}"] if shown["where"] else []
+    lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
+    lines += [f"  found by {'; '.join(_with_letters(result['clause'], each['check']) for each in failed)}"]
+    lines += [f"  derived  {way}" for way in shown.get("through", ())]
+    lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]
+    lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
+    return "\n".join(lines)
+
+
+def _with_letters(clause: str, check: str) -> str:
+    """A check's name. If the clause has lettered requirements, also which of them the check tests."""
+    tested = citation(clause, check)
+    return check if tested == clause else f"{check}: {tested}"
+
+
+def _shown(result: Result) -> dict[str, Any]:
+    """The failed check whose calls are shown."""
+    shown: dict[str, Any] = next(each for each in result["checks"] if each["check"] == result["shown"])
+    return shown
+
+
+def print_failure(console: Console, result: Result, asked: RunOptions, told: FaultDeduplicator) -> None:
+    heading, _, rest = failure_text(result, asked, told).partition("\n")
+    console.print(Text(heading, style="bold red"), soft_wrap=True)
+    if rest:
+        console.print(Text(f"{rest}\n"), soft_wrap=True)
+
+
+def print_table(console: Console, results: list[Result], implementation: Any, interrupted: bool = False) -> None:
+    """One line per chapter: how many clauses that count passed, failed, or are not offered. Below: chapters without one."""
+    title = f"{implementation.name} {implementation.version} ({implementation.language}, {implementation.level})"
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", show_footer=True)
+    shown = [each for each in results if applies(each)]
+    verdicts = [each for each in VERDICTS if each not in SELDOM or any(r["verdict"] == each for r in shown)]
+    table.add_column("chapter", footer="all")
+    for verdict in verdicts:
+        count = sum(result["verdict"] == verdict for result in shown)
+        table.add_column(verdict, justify="right", footer=str(count))
+    for chapter in spec():
+        tally = Counter(result["verdict"] for result in shown if result["chapter"] == chapter.code)
+        if tally:
+            cells = [_cell(verdict, tally[verdict]) for verdict in verdicts]
+            table.add_row(f"{chapter.code} {escape(chapter.title)}", *cells)
+    console.print(table)
+    others = {each["chapter"] for each in results} - {each["chapter"] for each in shown}
+    if others and not interrupted:
+        named = ", ".join(chapter.code for chapter in spec() if chapter.code in others)
+        console.print(Text(f"chapters without a clause that applies: {named}", style="dim"))
+
+
+def print_left_out(console: Console, results: list[Result]) -> None:
+    """Why clauses of offered families were not judged: the reasons, the most frequent first."""
+    lacking: dict[str, list[str]] = {}
+    for each in results:
+        if applies(each) and each["verdict"] == "not offered":
+            lacking.setdefault(", ".join(each["missing"]), []).append(each["clause"])
+    for reason, clauses in sorted(lacking.items(), key=lambda entry: -len(entry[1])):
+        more = f" and {len(clauses) - NAMED} more" if len(clauses) > NAMED else ""
+        console.print(Text(f"not offered: {reason} ({', '.join(clauses[:NAMED])}{more})", style="dim"), soft_wrap=True)
+
+
+def print_derived(console: Console, results: list[Result]) -> None:
+    """The derived operations that the judge used in place of missing ones, and for how many clauses."""
+    clauses: dict[str, int] = Counter(way for each in results for way in each.get("through", ()))
+    for way, count in clauses.items():
+        console.print(Text(f"derived: {way} ({counted(count, 'clause')})", style="dim"), soft_wrap=True)
+
+
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def conclusion_text(conclusion: RunVerdict, broken: Iterable[str] = ()) -> str:
+    """The verdict and its reason in one line. broken: the clauses that failed."""
+    verdict, share = conclusion.verdict, conclusion.share
+    if verdict == "not judged":
+        least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged else ""
+        return f"not judged: {share} have a verdict{', but the run was interrupted' if conclusion.enough else least}"
+    if verdict == "conformant":
+        if conclusion.whole:
+            return f"conformant: {share} judged, all passed"
+        return f"conformant for the selected clauses: {conclusion.judged} of {conclusion.of} judged, all passed"
+    if verdict == "not conformant, as expected":
+        return f"{verdict}: only expected failures; {share} judged"
+    breaks = f": breaks {', '.join(broken)}" if broken else ""
+    return f"{verdict}{breaks}; {share} judged"
+
+
+def print_conclusion(console: Console, results: list[Result], conclusion: RunVerdict) -> None:
+    """The clauses that need an option to run, the expected failures, and the verdict."""
+    named = {verdict: [each["clause"] for each in results if each["verdict"] == verdict] for verdict in VERDICTS}
+    for option, takes in WHY_NOT_RUN.items():
+        not_run = [each["clause"] for each in results if each["verdict"] == "not run" and option in each["missing"]]
+        if not_run:
+            console.print(Text(f"not run: {', '.join(not_run)} ({takes}; {option} includes it)", style="dim"))
+    for each in results:
+        if each["verdict"] == "xfailed":
+            reason = f": {each['reason']}" if each["reason"] else ""
+            console.print(Text(f"expected failure: {each['clause']} · {each['title']}{reason}", style="dim"), soft_wrap=True)
+    if named["xpassed"]:
+        passed = f"expected to fail, but passed: {', '.join(named['xpassed'])} (--update-xfails removes them from the file)"
+        console.print(Text(passed, style="bold yellow"), soft_wrap=True)
+    console.print(Text(conclusion_text(conclusion, named["failed"]), style=STYLES[conclusion.verdict]), soft_wrap=True)
+
+
+def print_interrupted(console: Console, results: list[Result], of: int) -> None:
+    """The verdict of a run that Ctrl-C ended early."""
+    failed = [each["clause"] for each in results if each["verdict"] == "failed"]
+    if failed:
+        console.print(Text(f"not conformant: breaks {', '.join(failed)}", style="bold red"))
+    said = f"interrupted: {len(results)} of {of} clauses ran, {of - len(results)} did not"
+    console.print(Text(said, style="bold yellow"))
+
+
+def _cell(verdict: str, count: int) -> str:
+    style = {"passed": "green", "failed": "bold red"}.get(verdict, "dim") if count else "dim"
+    return f"[{style}]{count or '·'}[/]"
+
+
+# The output of `kvref check NAME --list`: one table per family, and the benefit of each missing operation.
+
+REACH_STYLES = {"derived": "green", "partly": "yellow", "not offered": "dim"}
+
+
+def print_reach(console: Console, surface: Mapping[str, OperationStatus], found: CoveragePreview) -> None:
+    for family, offered in surface.items():
+        if offered.unmade:
+            console.print(Text(f"{family}: no object can be made: {offered.unmade}", style="bold"), soft_wrap=True)
+        else:
+            _print_family(console, family, offered, [reach for reach in found.reaches if reach.family == family])
+    for gain in found.gains:
+        console.print(Text(gain_text(gain.operation, gain.checks, gain.clauses)), soft_wrap=True)
+    console.print(Text(f"not included: {LONG}, whose checks take longer", style="dim"))
+
+
+def gain_text(operation: str, checks: int, clauses: list[str]) -> str:
+    more = f" and {len(clauses) - NAMED} more" if len(clauses) > NAMED else ""
+    return f"offer {operation}: {counted(checks, 'more check')} ({', '.join(clauses[:NAMED])}{more})"
+
+
+def _print_family(console: Console, family: str, offered: OperationStatus, reaches: list[ClauseReach]) -> None:
+    judged = sum(reach.judged > 0 for reach in reaches)
+    # as `kvref check` counts
+    count = sum(reach.judged > 0 or not is_about_other_formats(reach.clause, reach.missing) for reach in reaches)
+    console.print(Text(f"{family}: {judged} of {counted(count, 'clause')} can be judged", style="bold"))
+    if all(reach.how == "directly" for reach in reaches):
+        return
+    lists = Table.grid(padding=(0, 2, 0, 0))
+    for word, named in (
+        ("offered", [short(family, op) for op in offered.operations]),
+        ("missing", [short(family, op) for op in offered.missing]),
+        ("directly", [reach.clause for reach in reaches if reach.how == "directly"]),
+    ):
+        lists.add_row(f"  {word}", Text(", ".join(named) or "none"))
+    console.print(lists)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("clause", no_wrap=True)
+    table.add_column("judged", no_wrap=True)
+    table.add_column("derived operations; not offered")
+    for reach in reaches:
+        if reach.how != "directly":
+            table.add_row(reach.clause, Text(reach.how, REACH_STYLES[reach.how]), Text(detail(reach)))
+    console.print(table)
+
+
+def detail(reach: ClauseReach) -> str:
+    """The derived operations that the checks use, and what is missing for the checks that cannot judge."""
+    through = ", ".join(short(reach.family, way) for way in reach.through)
+    missing = ", ".join(short(reach.family, reason) for reason in reach.missing)
+    if reach.how == "partly":
+        part = f"{reach.judged} of {counted(reach.checks, 'check')}"
+        return "; ".join(filter(None, (part, through, f"not offered: {missing}")))
+    return "; ".join(filter(None, (through, missing)))
+
+
+def short(family: str, words: str) -> str:
+    """Remove the name of the family from an operation."""
+    return words.removeprefix(f"{family}.")
+
+
+def reach_as_json(surface: Mapping[str, OperationStatus], found: CoveragePreview) -> dict[str, Any]:
+    """The same content as JSON data."""
+    families = {
+        family: {
+            "offered": offered.operations,
+            "missing": offered.missing,
+            "unmade": offered.unmade or None,
+            "clauses": [
+                {
+                    "clause": reach.clause, "how": reach.how, "checks": reach.checks, "judged": reach.judged,
+                    "through": reach.through, "missing": reach.missing,
+                }
+                for reach in found.reaches if reach.family == family
+            ],
+        }
+        for family, offered in surface.items()
+    }  # fmt: skip
+    return {"families": families, "gains": [vars(gain) for gain in found.gains]}

@@ -1,0 +1,104 @@
+"""The reporter of `kvref check`: collects results from pytest, prints each failure at once, and shows a progress bar."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvref_conformance.calls import interrupts
+from kvref_conformance.implementation_api import offers
+from kvref_conformance.outcome import CannotRun
+from kvref_conformance.pytest_plugin import JUDGES, ClauseItem
+from kvref_conformance.report.console import FaultDeduplicator, Result, print_failure
+from kvref_conformance.runner.check_runner import CheckRunner
+from kvref_conformance.runner.options import RunOptions
+
+
+class Live:
+    """A pytest plugin that provides the judge. Failures are printed to `out`, the progress bar to `err`.
+
+    results: one per finished clause. trouble: the errors that stopped the run.
+    """
+
+    def __init__(self, out: Console, err: Console, asked: RunOptions, judge: CheckRunner) -> None:
+        self._out, self._asked, self._judge = out, asked, judge
+        self._told = FaultDeduplicator()
+        self.results: list[Result] = []
+        self.trouble: list[str] = []
+        self.unread = False  # whether the reader of `out` has closed it
+        # The bar counts clauses and the call sequences of the state machines, which take most of the time.
+        clauses = TextColumn("{task.fields[done]}/{task.fields[clauses]}")
+        columns = (TextColumn("{task.description}"), BarColumn(20), clauses, TimeElapsedColumn())
+        self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self._task = self._progress.add_task("reading the specification", total=None, done=0, clauses="?")
+        self._sequences: dict[str, int] = {}
+        judge.progress = self._tried
+        if err.is_terminal:
+            interrupts.at_once.append(self._progress.stop)  # makes the cursor visible again
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        session.config.stash[JUDGES] = {self._asked.name: self._judge}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        clauses = [item for item in session.items if isinstance(item, ClauseItem)]
+        searched = {check.family for item in clauses for check in item.checks if check.run is None}
+        searched = {family for family in searched if offers(self._judge.implementation, family)}
+        total = len(clauses) + len(searched) * self._asked.effort.sequences
+        self._session = session
+        self._progress.update(self._task, total=total, clauses=len(clauses))
+        self._show()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        interrupts.look()
+        self._progress.update(self._task, description=nodeid.rpartition("::")[2].partition("[")[0].ljust(14))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Skip the test of a clause that Ctrl-C interrupts. Otherwise pytest's JUnit file would contain a test without a name."""
+        try:
+            return (yield)
+        except CannotRun as cannot:  # the implementation loads in this process, but not in a worker
+            self.trouble.append(str(cannot))
+            item.session.shouldstop = "cannot run"
+            pytest.skip("cannot run")
+        except KeyboardInterrupt:
+            item.session.shouldstop = "interrupted"
+            pytest.skip("interrupted")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if hasattr(report, "kvref"):
+            self.results.append(report.kvref)
+            if report.kvref["verdict"] == "failed":
+                self._print(report.kvref)
+            self._progress.update(self._task, advance=1, done=len(self.results))
+        elif report.failed:
+            self.trouble.append(str(report.longrepr))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.trouble.append(str(report.longrepr))
+
+    def pytest_sessionfinish(self) -> None:
+        self._progress.stop()
+
+    def _tried(self, family: str, sequences: int, of: int) -> None:
+        description = f"{family}: {sequences} of {of} sequences"
+        self._progress.update(self._task, advance=sequences - self._sequences.get(family, 0), description=description)
+        self._sequences[family] = sequences
+
+    def _print(self, result: Result) -> None:
+        """Stop the bar, which may be on the same terminal, and print the failure in its place."""
+        self._progress.stop()
+        try:
+            print_failure(self._out, result, self._asked, self._told)
+            self._out.file.flush()
+        except (BrokenPipeError, SystemExit):  # rich turns a BrokenPipeError into a SystemExit
+            self.unread, self._session.shouldstop = True, "the output was closed"
+        self._show()
+
+    def _show(self) -> None:
+        if not self._progress.disable:
+            self._progress.start()

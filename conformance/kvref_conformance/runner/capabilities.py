@@ -1,0 +1,203 @@
+"""Detects which operations an implementation provides, by calling each of them once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.clauses import Clause
+from kvref_conformance.drivers.json_client import JsonClient
+from kvref_conformance.families import all_families
+from kvref_conformance.implementation_api import offers
+from kvref_conformance.limits import Limits
+from kvref_conformance.outcome import Broken, CheckResult, Hung, NotOffered
+from kvref_conformance.runner.check_runner import CheckRunner, Failure
+from kvref_conformance.runner.restricted import RestrictedImplementation
+from kvref_conformance.testlib.fixtures import new
+from kvref_conformance.testlib.registry import Check
+from kvref_conformance.testlib.sample_calls import Got, SampleCalls, Sizes
+
+ELEMENTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
+ROWS = ("int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4")
+HEADS, DIM = 2, 5  # for arguments of objects that have no such sizes
+
+
+@dataclass(frozen=True)
+class OperationStatus:
+    """The provided and the missing operations of one family ("paged.read").
+
+    unmade: why no object could be created, in which case both lists are empty; otherwise "".
+    """
+
+    operations: list[str]
+    missing: list[str]
+    unmade: str = ""
+
+
+def offered(judge: CheckRunner, families: Sequence[str]) -> dict[str, OperationStatus]:
+    """The operations by family, for the offered ones among `families`. For `Judge.run`. Raises Hung if a call does not return."""
+    return {family: _family(judge.begin(), family) for family in families if offers(judge.implementation, family)}
+
+
+def steps_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> SampleCalls:
+    """One call of each operation of the subject's family, for an object of these sizes, in a supported format if there is one.
+
+    dim: numbers per row, if the object has no head_dim.
+    """
+    family, limits, formats = subject.family, subject.limits, subject.implementation.formats
+    module = all_families()[family].part("steps")
+    assert module is not None, family
+    among = ELEMENTS if family == "elements" else ROWS
+    format = next((name for name in among if name in formats), among[0])
+    heads, width = limits.nearest(family, "num_kv_heads", HEADS), row_width(limits, family, dim)
+    sizes = Sizes(config.get("num_kv_heads", heads), config.get("head_dim", width), config.get("num_layers", 1), format, config)
+    found: SampleCalls = module.steps(sizes)
+    return found
+
+
+def row_width(limits: Limits, family: str, wanted: int) -> int:
+    """Numbers per row of arguments, for objects without head_dim."""
+    found: int = limits.nearest(family, "width" if family == "rows" else "head_dim", wanted)
+    return found
+
+
+def was_asked(subject: Subject, op: str) -> bool:
+    """Whether the implementation itself executed the operation. Otherwise it was declined, and may have been derived."""
+    return any(exchange.request.op == op for exchange in subject.conversation)
+
+
+def _family(subject: Subject, family: str) -> OperationStatus:
+    subject.family = family
+    try:
+        made = new(subject, family)
+    except (NotOffered, Broken) as error:
+        why = f"expected {error.expected}, got {error.got}" if isinstance(error, Broken) else str(error)
+        return OperationStatus([], [], " ".join(why.split()) or "no reason given")
+    steps = steps_of(subject, made.config)
+    objects, got, found = {family: made.id}, Got(), list[str]()
+    for op, arguments in steps.items():
+        try:
+            got[op] = subject.call(op, objects[op.partition(".")[0]], arguments(got))
+        except Hung:
+            raise
+        except KeyError as lacking:  # an argument is the result of another operation, which is missing or failed
+            found += [op] if lacking.args[0] in found else []  # failed: assume that this operation is provided
+        except Exception:  # it is provided; whether the error is correct does not matter here
+            pass
+        if was_asked(subject, op) and op not in found:
+            found.append(op)
+        if isinstance(got.get(op), ObjectProxy):
+            objects["buffer"] = got[op].id
+    return OperationStatus(found, [op for op in steps if op not in found])
+
+
+# A preview for `kvref check NAME --list`: which clauses can be judged, and how many more with one additional operation.
+#
+# The implementation itself is not judged. Instead, the checks run on kvref's own caches, restricted to the same operations, formats
+# and limits (runner/restricted.py). These caches are correct, so each check that is not "not offered" there can judge.
+
+Chosen = Mapping[Clause, Sequence[Check]]
+LONG = "LAW-18"  # production sizes: its checks take as long as all others together, too long to run once per operation
+
+
+@dataclass
+class ClauseReach:
+    """The checks of one clause in one family.
+
+    checks: how many there are. judged: how many can judge. through: the derived operations that those use. missing: the reasons
+    why the others cannot judge.
+    """
+
+    clause: str
+    family: str
+    checks: int = 0
+    judged: int = 0
+    through: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def how(self) -> str:
+        """The result in one or two words."""
+        if not self.judged:
+            return "not offered"
+        if self.judged < self.checks:
+            return "partly"
+        return "derived" if self.through else "directly"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The benefit of providing one more operation: the number of additional checks that could judge, and their clauses."""
+
+    operation: str
+    checks: int
+    clauses: list[str]
+
+
+@dataclass(frozen=True)
+class CoveragePreview:
+    reaches: list[ClauseReach]
+    gains: list[Gain]  # sorted by the number of checks, largest first
+
+
+def forecast(implementation: Any, surface: Mapping[str, OperationStatus], chosen: Chosen) -> CoveragePreview:
+    """Preview the chosen clauses. surface: the provided operations of each family.
+
+    State machines, LONG, and checks that need an option are left out.
+    """
+    made = {family: each for family, each in surface.items() if not each.unmade}
+    operations = {op for each in made.values() for op in each.operations}
+    every = [each for of_clause in chosen.values() for each in of_clause if each.run and each.family in made]
+    checks = [each for each in every if not each.option and each.clause != LONG]
+    said = _said(implementation, made, operations, checks)
+    reaches: dict[tuple[str, str], ClauseReach] = {}
+    for check, outcome in zip(checks, said, strict=True):
+        reach = reaches.setdefault((check.clause, check.family), ClauseReach(check.clause, check.family))
+        reach.checks += 1
+        reach.judged += not outcome.missing
+        if outcome.missing:
+            reach.missing = list(dict.fromkeys([*reach.missing, outcome.missing]))
+        else:
+            reach.through = sorted({*reach.through, *outcome.through})
+    lacking = [check for check, outcome in zip(checks, said, strict=True) if outcome.missing]
+    gains = [_gain(implementation, made, operations, op, lacking) for each in made.values() for op in each.missing]
+    return CoveragePreview(list(reaches.values()), sorted((each for each in gains if each.checks), key=lambda gain: -gain.checks))
+
+
+class _RestrictedRunner(CheckRunner):
+    """A judge of a restricted wrapper. by_value: whether the implementation is reached through a pipe."""
+
+    def __init__(self, door: RestrictedImplementation, by_value: bool) -> None:
+        super().__init__(door)
+        self._by_value = by_value
+
+    def begin(self, check: Check | None = None) -> Subject:
+        subject = super().begin(check)
+        subject.by_value = self._by_value
+        return subject
+
+
+def _said(
+    implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], checks: Sequence[Check]
+) -> list[CheckResult]:
+    limits = getattr(implementation, "limits", None) or {}
+    # kvref's own caches have one block table per layer. `one_block_table` changes how blocks are counted, not what can be judged.
+    limits = {name: value for name, value in limits.items() if name != "one_block_table"}
+    door = RestrictedImplementation(limits, operations, families, implementation.formats, implementation.level)
+    judge = _RestrictedRunner(door, isinstance(implementation, JsonClient))
+    found = [judge.ask_about(check) for check in checks]
+    return [
+        CheckResult(each.check.name, "failed", through=list(each.through)) if isinstance(each, Failure) else each
+        for each in found
+    ]
+
+
+def _gain(
+    implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], op: str, lacking: Sequence[Check]
+) -> Gain:  # fmt: skip
+    family = next(name for name, each in families.items() if op in each.missing)
+    concerned = [check for check in lacking if check.family == family]
+    said = _said(implementation, families, {*operations, op}, concerned)
+    more = [check for check, outcome in zip(concerned, said, strict=True) if not outcome.missing]
+    return Gain(op, len(more), list(dict.fromkeys(check.clause for check in more)))

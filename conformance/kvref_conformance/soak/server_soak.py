@@ -1,0 +1,155 @@
+"""A server under load: many concurrent requests, and every token compared with the canary's right one."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvref_canary.diagnosis.case import RequestHistory
+from kvref_canary.diagnosis.diagnose import diagnose
+from kvref_canary.server.completions import Completion, CompletionClient
+from kvref_canary.server.errors import ServerError
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.soak.server_statistics import ServerStatistics, WrongAnswer
+from kvref_conformance.soak.server_workload import CompletionRequest, RequestWorkload
+
+EXPLAINED = 3  # number of wrong answers to diagnose
+OTHERS = 24  # recently ended requests whose tokens a wrong answer may contain
+SHOWN = 16  # tokens from the first wrong one on
+AFTER_A_FAILURE = 0.1  # seconds that a worker pauses
+GONE = 10  # consecutive failures to connect, per worker, after which a server counts as gone
+
+
+@dataclass(frozen=True)
+class WrongCompletion:
+    """A wrong answer, and the concurrent and recent requests."""
+
+    wrong: WrongAnswer
+    request: RequestHistory
+    said: Sequence[int]
+    others: list[RequestHistory]
+
+
+class ServerSoak:
+    def __init__(self, asker: CompletionClient, seed: int, concurrency: int) -> None:
+        self.figures = ServerStatistics()
+        self._asker, self._workload, self._concurrency = asker, RequestWorkload(asker.canary, seed), concurrency
+        self._running: dict[int, CompletionRequest] = {}
+        self._ended: deque[RequestHistory] = deque(maxlen=OTHERS)
+        self._puzzles = list[WrongCompletion]()
+        self._unconnected = 0  # consecutive failures to connect
+
+    async def run(self, seconds: float) -> None:
+        """Run for `seconds`, or until the server is gone."""
+        self._began = time.monotonic()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(self._work() for _ in range(self._concurrency)))
+        except TimeoutError:
+            pass
+        finally:
+            self.figures.seconds = self._now()
+
+    def explain(self) -> None:
+        """Diagnose some wrong answers: which request their tokens belong to. Takes seconds."""
+        self.figures.wrong = [puzzle.wrong for puzzle in self._puzzles]
+        for puzzle in self._puzzles:
+            puzzle.wrong.finding = str(diagnose(self._asker.canary, puzzle.request, puzzle.said, puzzle.others) or "")
+
+    async def _work(self) -> None:
+        while not self.figures.gone:
+            request, began = self._workload.draw(), time.monotonic()
+            self._running[request.number] = request
+            try:
+                await self._serve(request)
+                self._unconnected = 0
+            except NotOffered:  # raised only for several answers
+                self._workload.several = False
+            except ServerError as error:
+                self._failed(error)
+                await asyncio.sleep(AFTER_A_FAILURE)
+            except asyncio.CancelledError:
+                self.figures.open.append(time.monotonic() - began)
+                raise
+            finally:
+                del self._running[request.number]
+
+    async def _serve(self, request: CompletionRequest) -> None:
+        """Raises ServerError and NotOffered."""
+        if request.kind == "cut off":
+            heard = await self._asker.cut_off(request.prompt, request.count)
+            self._look(request, heard, Completion())
+            self._done(request, heard)
+            return
+        if request.kind == "several":
+            answer = await self._asker.several(request.prompt, request.n, request.count)
+        else:
+            answer = await self._asker.ask(request.prompt, request.count, request.stream)
+        said = [self._asker.tokens(answer, choice, request.count) for choice in range(request.n)]
+        self._took(answer)
+        for each in said:
+            self._look(request, each, answer)
+        self._done(request, said[0])
+
+    def _look(self, request: CompletionRequest, said: list[int], answer: Completion) -> None:
+        """Compare each token with the right one."""
+        right, oracle = self._workload.right(request, said)
+        wrong = [at for at, want in enumerate(right) if want not in (None, said[at])]
+        figures, moment = self.figures, self.figures.timeline.at(self._now())
+        uncertain = right.count(None)
+        figures.tokens_checked += len(said) - uncertain
+        figures.uncertain += uncertain
+        moment.tokens += len(said) - uncertain
+        if not wrong:
+            self._workload.answered(request, said, oracle)
+            return
+        figures.wrong_tokens += len(wrong)
+        moment.wrong += len(wrong)
+        figures.wrong_requests += 1
+        if len(self._puzzles) == EXPLAINED and len(wrong) > min(each.wrong.tokens for each in self._puzzles):
+            self._puzzles.remove(min(self._puzzles, key=lambda each: each.wrong.tokens))  # more wrong tokens are more informative
+        if len(self._puzzles) < EXPLAINED:
+            self._puzzles.append(self._puzzle(request, said, answer, wrong, right))
+
+    def _puzzle(
+        self, request: CompletionRequest, said: list[int], answer: Completion, wrong: list[int], right: list[int | None]
+    ) -> WrongCompletion:
+        shown = slice(wrong[0], wrong[0] + SHOWN)
+        name, prompt = str(request.number), len(request.prompt)
+        found = WrongAnswer(name, request.kind, prompt, len(wrong), wrong[0], right[shown], said[shown])
+        events = ((answer.cached, f"a prefix hit of {answer.cached} tokens"),) if answer.cached else ()
+        others = [_told(each) for number, each in self._running.items() if number != request.number]
+        return WrongCompletion(found, replace(_told(request), events=events), said, [*others, *self._ended])
+
+    def _took(self, answer: Completion) -> None:
+        self.figures.total.add(answer.total)
+        if answer.first is not None:
+            self.figures.first.add(answer.first)
+            self.figures.timeline.at(self._now()).first.add(answer.first)
+        if answer.cached is not None and answer.prompt_tokens is not None:
+            self.figures.cached_tokens = (self.figures.cached_tokens or 0) + answer.cached
+            self.figures.prompt_tokens += answer.prompt_tokens
+
+    def _done(self, request: CompletionRequest, said: Sequence[int]) -> None:
+        self.figures.requests[request.kind] += 1
+        self._ended.append(RequestHistory(f"request {request.number}", [*request.prompt, *said], ended=True))
+
+    def _failed(self, error: ServerError) -> None:
+        if error.no_room:
+            self.figures.refused += 1
+            return
+        self.figures.failed[error.kind] += 1
+        self.figures.examples.setdefault(error.kind, str(error))
+        self.figures.timeline.at(self._now()).failed += 1
+        self._unconnected = self._unconnected + 1 if error.kind == "no connection" else 0
+        self.figures.gone = self._unconnected >= GONE * self._concurrency
+
+    def _now(self) -> float:
+        """Seconds since the beginning."""
+        self.figures.seconds = time.monotonic() - self._began
+        return self.figures.seconds
+
+
+def _told(request: CompletionRequest) -> RequestHistory:
+    return RequestHistory(f"request {request.number}", request.prompt)

@@ -1,0 +1,195 @@
+"""Queries for checks of attention, and the expected outputs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kvref_conformance.calls.derived_operations import refused_whole
+from kvref_conformance.calls.messages import error_of, kinds_of, show
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.attention import attention as of_float32
+from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.oracle.formats import ROTATED
+from kvref_conformance.oracle.formats.hadamard_rotation import block_of
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.outcome import Broken, NotOffered
+
+LOUD, LOUDER = 2.0, 4.0  # key values: for the visible tokens at the ends of a range, and for the hidden tokens just past them
+LOUD_SCALE = 40.0  # the softmax scale at which a LOUD token dominates all others, and a LOUDER one dominates LOUD ones
+
+
+def normal(subject: Subject, *shape: int) -> NDArray:
+    """Normally distributed float32 values that are exact in the subject's dtype."""
+    return round_to(subject.rng.normal(size=shape).astype(np.float32), subject.dtype)
+
+
+def expected_attention(
+    subject: Subject, query: NDArray, keys: NDArray, values: NDArray, **options: Any
+) -> tuple[NDArray, NDArray]:
+    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype."""
+    want, bound = of_float32(query, keys, values, **options)
+    return want, bound + rounding(want, bound, subject.dtype)
+
+
+def queries(subject: Subject, count: int) -> NDArray:
+    """Queries float32 [count, query heads, dim], with two query heads per kv head if the limits allow it."""
+    return normal(subject, count, subject.heads * subject.size("group_size", 2), subject.dim)
+
+
+def default_scale(subject: Subject) -> float:
+    """A softmax scale at which no token dominates all others, whatever the head_dim."""
+    return 2.5 / subject.dim
+
+
+def loud_at_ends(count: int, heads: int, dim: int, views: Sequence[NDArray]) -> NDArray:
+    """Keys float32 [count, heads, dim] for which attention changes clearly if a view has one token too many or too few.
+
+    views: arrays of the positions that a query must see. Element i of the keys is for view i: the query for it is 1 at element i
+    and 0 elsewhere (`looking_at`), at LOUD_SCALE. Visible tokens next to a hidden one have LOUD there, and the hidden neighbors
+    LOUDER. If a hidden neighbor is visible by mistake, it dominates the output.
+    """
+    keys = np.zeros((count, heads, dim), np.float32)
+    for element, view in enumerate(views):
+        near = {*view.tolist()}
+        past = {at + side for at in near for side in (-1, 1) if 0 <= at + side < count} - near
+        keys[[at for at in near if {at - 1, at + 1} - near], :, element] = LOUD
+        keys[list(past), :, element] = LOUDER
+    return keys
+
+
+def looking_at(elements: Sequence[int | None], heads: int, dim: int) -> NDArray:
+    """Queries float32 [n, heads, dim]: row n is 1 at element elements[n] and 0 elsewhere; for None it is 0 everywhere."""
+    query = np.zeros((len(elements), heads, dim), np.float32)
+    for row, element in enumerate(elements):
+        if element is not None:
+            query[row, :, element] = 1.0
+    return query
+
+
+# Assertions for checks: each raises Broken with the expected and the actual value.
+#
+# The parameter `got` is a result of an implementation, which may be any object, so its type is Any.
+
+
+def assert_equal(got: Any, want: Any, what: str) -> None:
+    """Raise Broken unless two plain values (numbers, strings, lists of integers) are equal."""
+    got = got.item() if isinstance(got, np.ndarray) and got.ndim == 0 else got
+    if got != want:
+        raise Broken(what, show(want), show(got))
+
+
+def true(condition: Any, what: str, expected: str, got: Any) -> None:
+    """Raise Broken unless the condition is true."""
+    if not condition:
+        raise Broken(what, expected, show(got))
+
+
+def shaped(got: Any, shape: tuple[int, ...], what: str) -> NDArray:
+    """The result as an array. Raises Broken if its shape is another, or if it is float64."""
+    array = np.asarray(got)
+    if isinstance(got, np.ndarray) and got.dtype == np.float64:  # converting it to float32 here would hide missing rounding
+        raise Broken(what, "float32 or a narrower float", "float64")
+    if array.shape != tuple(shape):
+        raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}")
+    return array
+
+
+def assert_same(got: Any, want: NDArray | np.generic, what: str) -> None:
+    """Raise Broken unless two arrays have the same shape and the same bits. All NaNs are equal; -0 and 0 differ."""
+    want = np.asarray(want)
+    got = shaped(got, want.shape, what)
+    if want.dtype.kind == "f":
+        if got.dtype.kind != "f":
+            raise Broken(what, "float32 or a narrower float", str(got.dtype))
+        want, got = want.astype(np.float32), got.astype(np.float32)
+        differs = (got.view(np.uint32) != want.view(np.uint32)) & ~(np.isnan(got) & np.isnan(want))
+    else:
+        differs = got != want
+    _raise_at(differs, got, want, what, "")
+
+
+def assert_within(got: Any, want: ArrayLike, bound: ArrayLike, what: str) -> None:
+    """Raise Broken unless |got - want| <= bound for each element, computed in float64."""
+    want = np.asarray(want, dtype=np.float64)
+    got = shaped(got, want.shape, what)
+    bound = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
+    differs = ~(np.abs(got.astype(np.float64) - want) <= bound)
+    _raise_at(differs, got, want, what, " within {}", bound)
+
+
+def assert_pair(got: Any, want: tuple[NDArray, NDArray], what: str) -> None:
+    """Raise Broken unless keys and values are the same to the bit."""
+    assert_same(got[0], want[0], f"keys of {what}")
+    assert_same(got[1], want[1], f"values of {what}")
+
+
+def reads(subject: Subject, got: Any, want: tuple[ExpectedReads, ExpectedReads], what: str, format: str = "") -> None:
+    """Apply `read` to keys and values."""
+    for name, part, wanted in zip(("keys", "values"), got, want, strict=True):
+        read(subject, part, wanted, f"{name} of {what}", format)
+
+
+def read(subject: Subject, got: Any, want: ExpectedReads, what: str, format: str = "") -> None:
+    """Raise Broken unless the result equals the oracle's: to the bit, or within its slack if the level is tolerant.
+
+    At level tolerant, the error of each block of a rotated format is limited too (FMT-ROT-05).
+    """
+    if subject.level == "exact":
+        assert_same(got, want.values, what)
+    else:
+        assert_within(got, want.values, want.slack, what)
+        if format in ROTATED and want.values.size:
+            within_lengths(got, want.values, want.slack, what)
+
+
+def within_lengths(got: Any, want: NDArray, bound: NDArray, what: str) -> None:
+    """Raise Broken unless the l2 norm of the error of each rotated block is at most the largest bound in it (FMT-ROT-05)."""
+    block = block_of(want.shape[-1])
+    length = np.linalg.norm((np.asarray(got).astype(np.float64) - want).reshape(-1, block), axis=1)
+    most = np.asarray(bound, np.float64).reshape(-1, block).max(axis=1)
+    _raise_at(~(length <= most), length, np.zeros(length.shape), f"error norms of the blocks of {what}", " within {}", most)
+
+
+@contextmanager
+def may_raise(kind: str) -> Iterator[None]:
+    """Raise Broken unless the block raises an error of this kind, or none."""
+    try:
+        yield
+    except (NotOffered, Broken):
+        raise
+    except Exception as error:
+        refused_whole(error)
+        if kind not in kinds_of(error):
+            raise Broken("", f"{kind} or no error", f"{type(error).__name__}: {error_of(error).message}") from error
+
+
+@contextmanager
+def raises(*kinds: str) -> Iterator[None]:
+    """Raise Broken unless the block raises an error of one of these kinds (class names, as in kvref.errors)."""
+    wanted = "an error" if kinds == ("Exception",) else " or ".join(kinds)
+    try:
+        yield
+    except (NotOffered, Broken):
+        raise
+    except Exception as error:
+        refused_whole(error)
+        if not set(kinds) & set(kinds_of(error)):
+            raise Broken("", f"{wanted} to be raised", f"{type(error).__name__}: {error_of(error).message}") from error
+    else:
+        raise Broken("", f"{wanted} to be raised", "no error")
+
+
+def _raise_at(differs: NDArray, got: NDArray, want: NDArray, what: str, suffix: str, *details: NDArray) -> None:
+    if not differs.any():
+        return
+    if want.size <= 8:
+        raise Broken(what, show(want) + suffix.format(*map(show, details)), show(got))
+    index = tuple(int(i) for i in np.argwhere(differs)[0])
+    at = f"{what}[{', '.join(map(str, index))}] ({int(differs.sum())} of {differs.size} differ)"
+    one = [repr(float(each[index])) for each in details]
+    raise Broken(at, repr(want[index].item()) + suffix.format(*one), repr(got[index].item()))

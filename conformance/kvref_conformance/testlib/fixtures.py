@@ -1,0 +1,134 @@
+"""Small objects for checks, and tokens to append to them.
+
+Each family has one configuration of small sizes. They are odd and all different, so that swapped axes are detected.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.calls.messages import error_of
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families import all_families
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, PLAIN, SCALED, either, has
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.oracle.model_runner import MADE
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.testlib.assertions import raises
+
+FEW = 6  # the number of FMT-GROUP formats that a check samples
+
+
+def new(subject: Subject, family: str, **changes: Any) -> ObjectProxy:
+    """Create a small object of the family. Raises NotOffered if the family or a format is missing."""
+    subject.factory(family)  # so that a missing family is reported before a missing format
+    return construct(subject, family, **clamp_to_limits(subject, family, **changes))
+
+
+def clamp_to_limits(subject: Subject, family: str, **changes: Any) -> dict[str, Any]:
+    """The family's small sizes with some changes, each replaced by the nearest value within the limits. Raises NotOffered."""
+    record = all_families()[family]
+    config = record.small | changes
+    config |= subject.limits.sizes(record, config)
+    for name, among in record.formats.items():
+        if record.small[name] in PLAIN:  # checks that do not choose a format expect exactly the values that they wrote
+            among = [each for each in among if each not in SCALED]
+        wanted = (changes[name],) if name in changes else dict.fromkeys((record.small[name], *among))
+        taken = formats_of(subject, name, *wanted)
+        config[name] = next((each for each in taken if record.together(config | {name: each})), taken[0])
+    if not record.together(config):
+        raise NotOffered(f"{family} with consistent sizes within its limits")
+    return config
+
+
+def construct(subject: Subject, family: str, **config: Any) -> ObjectProxy:
+    """Create an object with valid sizes. Raises NotOffered; Broken (LAW-12) if the factory raises."""
+    try:
+        return subject.new(family, **config)
+    except (Broken, NotOffered):
+        raise
+    except Exception as error:
+        said = error_of(error)
+        got = f"{said.kind}: {said.message}"
+        raise Broken(f"{family}.new", MADE, got, "LAW-12", said.where) from error
+
+
+def at_least(cache: ObjectProxy, **sizes: int) -> None:
+    """Raise NotOffered if the limits reduced a size of the cache below what a check needs."""
+    for name, size in sizes.items():
+        if cache.config[name] < size:
+            raise NotOffered(f"{name} {size}, where its limits leave {cache.config[name]}")
+
+
+def supports(subject: Subject, name: str, value: Any) -> bool:
+    """Whether the implementation supports this value of a size or format of the check's family."""
+    if not isinstance(value, str):
+        return subject.limits.of(subject.family, name).allows(value)
+    return subject.limits.takes(subject.family, name, value)
+
+
+def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
+    """The supported ones among the wanted formats, for a size of the check's family. Raises NotOffered if there are none."""
+    limit, had = subject.limits.of(subject.family, name), [each for each in wanted if has(subject.implementation.formats, each)]
+    if had and not any(limit.allows(each) for each in had):
+        raise NotOffered(f"{either(wanted).replace('format', name, 1)}, where its limits say {limit}")
+    if found := [each for each in wanted if supports(subject, name, each)]:
+        return found
+    raise NotOffered(either(wanted))
+
+
+def sample_formats(subject: Subject, formats: list[str]) -> list[str]:
+    """The formats with only FEW of the similar formats of FMT-GROUP. Each check samples different ones."""
+    many = [name for name in formats if name in GROUPS]
+    kept = set(subject.rng.choice(many, FEW, replace=False).tolist()) if len(many) > FEW else set(many)
+    return [name for name in formats if name not in many or name in kept]
+
+
+def one_of_each_kind(subject: Subject, name: str) -> list[str]:
+    """Formats with scales for a size of the check's family: one supported format per kind (KINDS), sampled per check.
+
+    If supported, DRIFTING is added, which shows whether a token is quantized twice.
+    """
+    among = all_families()[subject.family].formats[name]
+    had = formats_of(subject, name, *(each for each in SCALED if each in among))
+    kinds = [[each for each in kind if each in had] for kind in (*KINDS, (DRIFTING,))]
+    return [str(subject.rng.choice(kind)) for kind in kinds if kind]
+
+
+def random_tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> NDArray:
+    """Random tokens float32 [count, heads, dim]. Each row has its own magnitude. The values are exact in the subject's dtype."""
+    heads, dim = subject.heads if heads is None else heads, subject.dim if dim is None else dim
+    magnitude = 2.0 ** subject.rng.integers(-4, 5, size=(count, heads, 1))
+    return round_to_input_dtype(subject, subject.rng.normal(size=(count, heads, dim)) * magnitude)
+
+
+def round_to_input_dtype(subject: Subject, numbers: NDArray) -> NDArray:
+    """The numbers as float32, rounded to values that are exact in the dtype of the subject's arguments."""
+    return round_to(numbers.astype(np.float32), subject.dtype)
+
+
+def pair_of_tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> tuple[NDArray, NDArray]:
+    return random_tokens(subject, count, heads, dim), random_tokens(subject, count, heads, dim)
+
+
+def different_size(size: int) -> int:
+    """A wrong size: one less, because a row too few might be broadcast silently; for 1, one more."""
+    return size - 1 or size + 1
+
+
+def blocks_of(cache: ObjectProxy, sequence: int, layer: int) -> list[int]:
+    """A block table as Python integers. An implementation may return an array."""
+    return [int(block) for block in cache.block_table(sequence, layer)]
+
+
+def batch_major(rows: NDArray) -> NDArray:
+    """Transpose tokens [n, heads, dim] to [1, heads, n, dim], the layout of the contiguous cache."""
+    return np.ascontiguousarray(rows.transpose(1, 0, 2)[None])
+
+
+def refused(subject: Subject, family: str, **change: Any) -> None:
+    """Raise Broken unless a factory raises ConfigError for the small sizes with this change."""
+    with raises("ConfigError"):
+        subject.new(family, **clamp_to_limits(subject, family) | change)
