@@ -2,7 +2,7 @@
 
 An implementation is an object with a name, a version, a level, a list of formats, two array conversions, and a factory for each
 family that it provides. A factory takes the family's sizes as keyword arguments and returns an object with the methods of the
-family's protocol (families/*/interface.py). All factories and methods are optional: a missing one is reported as *not
+family's protocol (families/*/__init__.py). All factories and methods are optional: a missing one is reported as *not
 offered*, never as passed.
 
 Arguments and results are arrays of the implementation's own type. The judge creates them with `asarray` and reads them with

@@ -3,8 +3,8 @@
     pytest --pyargs kvref_conformance --kvref NAME [--kvref NAME ...] [--kvref-family F] [--kvref-clause CLAUSE] [--kvref-seed N]
 
 A test belongs to the module that contains the first check of its clause. The `kvref check` command runs the same tests with
-another reporter (report/console_live.py). Modules that are slow to import are imported inside functions, because pytest loads this plugin
-in every run.
+another reporter (report/console_live.py). Modules that are slow to import are imported inside functions, because pytest loads
+this plugin in every run.
 """
 
 from __future__ import annotations

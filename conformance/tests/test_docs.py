@@ -115,7 +115,7 @@ def test_a_cache_of_one_size_that_says_so_is_judged_as_one_of_any(tmp_path):
 def test_the_command_that_prints_the_folder_of_the_interfaces_does(tmp_path):
     (command,) = re.findall(r'`python -c "(.*)"`', (ROOT / "docs/test-your-cache.md").read_text(encoding="utf-8"))
     done = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (Path(done.stdout.strip()) / "paged/interface.py").is_file()
+    assert (Path(done.stdout.strip()) / "paged/__init__.py").is_file()
 
 
 @pytest.mark.extended

@@ -111,7 +111,7 @@ def test_every_clause_is_judged_within_limits(limit, family):
 def test_no_sequence_of_calls_is_a_false_alarm_within_limits(limit):
     judge = CheckRunner(Restricted(LIMITS[limit]), Effort(examples=4))
     for family in concerned(limit):
-        if all_families()[family].machine:
+        if all_families()[family].state_machine:
             assert judge.search(family).findings == {}, family
 
 

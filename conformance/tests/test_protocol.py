@@ -90,7 +90,7 @@ def test_what_goes_over_the_pipe_is_as_the_schema_says():
 
 @pytest.mark.parametrize("family", names())
 def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
-    asked = all_families()[family].part("steps").steps(Sizes(2, 5, 2, "int8"))
+    asked = all_families()[family].interface.sample_calls(Sizes(2, 5, 2, "int8"))
     owners = ("buffers", "buffer") if family == "buffers" else (family,)
     assert set(asked) == {f"{owner}.{name}" for owner in owners for name in operations(owner)}
     gave = ("paged.create", "prefix.create", "prefix.begin", "grouped.create", "engine.open", "engine.save", "blocks.allocate")

@@ -317,7 +317,7 @@ def test_checks_have_files_of_their_own():
 
 def test_a_machine_speaks_only_for_clauses_its_family_is_checked_by():
     written_out = {(check.clause, check.family) for check in all_checks() if check.run}
-    for family, clauses in ((each.name, each.speaks_for) for each in all_families().values() if each.machine):
+    for family, clauses in ((each.name, each.speaks_for) for each in all_families().values() if each.state_machine):
         for clause in clauses:
             assert (clause, family) in written_out, f"{clause} has no check of {family}"
 

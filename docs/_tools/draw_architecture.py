@@ -7,14 +7,16 @@ ROOT = Path(__file__).parents[2]
 # From top to bottom: a part may import the parts below it.
 PARTS = {
     ("the judge", "conformance/kvref_conformance"): {
-        "families": "checks and a model per family", "checking": "fixtures and assertions of checks",
-        "searching": "random sequences of calls", "oracle": "exact results: fractions, float64",
-        "conversation": "calls: drivers, traces, shrinking", "limits.py": "sizes an implementation supports",
-        "judging": "check runner and verdicts", "implementations": "adapters, and lookup by name",
+        "families": "checks and a model per family", "testlib": "fixtures and assertions of checks",
+        "fuzz": "random sequences of calls", "oracle": "exact results: fractions, float64",
+        "calls": "calls and their records", "traces": "call traces, shrinking", "limits.py": "sizes an implementation supports",
+        "runner": "check runner and verdicts", "implementations": "lookup by name, own adapters",
         "vectors": "test vectors: recorded call traces", "report": "text, JSON and HTML reports",
         "commands": "subcommands of kvref",
-        "soak": "long-running serving workload", "canary": "canary models as engines' files",
-        "engines": "diagnosis of wrong tokens",
+        "soak": "long-running serving workload",
+    },
+    ("whole engines", "conformance/kvref_canary"): {
+        "files": "canary models as engines' files", "diagnosis": "causes of wrong tokens", "server": "client of HTTP servers",
     },
     ("fast backends", "backends"): {
         "kvref_numpy": "cache-sized tiles in NumPy", "kvref_torch": "any device of PyTorch",
@@ -33,7 +35,7 @@ PARTS = {
         "backend.py": "reference kernels",
     },
 }  # fmt: skip
-TITLE = "The judge imports the backends and the specification. The backends import the specification."
+TITLE = "The judge imports the engine tools, the backends and the specification. The backends import the specification."
 WIDTH, COLUMNS, BOX, GAP = 960, 4, 44, 8  # pixels; COLUMNS: boxes per row
 ARROW = 34  # pixels between two parts
 

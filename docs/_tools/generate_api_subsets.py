@@ -49,16 +49,14 @@ def derived_operations_table() -> str:
     """A table of the operations that the judge derives from others if they are missing."""
     lines = ["| derived operation | derived from | clause that defines them as equal |", "|---|---|---|"]
     for family in all_families().values():
-        module = family.part("derived")
+        module = family.part("derived_operations")
         for way in module.DERIVED if module else ():
             lines.append(f"| `{family.name}.{way.name}` | {_format_names(way.of)} | {way.clause} |")
     return "\n".join(lines) + "\n"
 
 
 def _operations(family: str) -> list[str]:
-    module = all_families()[family].part("steps")
-    assert module is not None
-    return list(module.steps(Sizes(heads=2, dim=5, layers=2, format="int8")))
+    return list(all_families()[family].interface.sample_calls(Sizes(heads=2, dim=5, layers=2, format="int8")))
 
 
 def _format_gain(gain: Gain) -> str:

@@ -14,7 +14,8 @@ from kvref_conformance.outcome import CannotRun, NotOffered
 
 # Every request format that can deliver the tokens of a prompt unchanged, the simplest first.
 WAYS = (
-    PromptEncoding(ids=True), PromptEncoding(ids=True, adds_bos=True), PromptEncoding(adds_bos=True), PromptEncoding(), PromptEncoding(chat=True, adds_bos=True), PromptEncoding(chat=True)
+    PromptEncoding(ids=True), PromptEncoding(ids=True, adds_bos=True), PromptEncoding(adds_bos=True), PromptEncoding(),
+    PromptEncoding(chat=True, adds_bos=True), PromptEncoding(chat=True)
 )  # fmt: skip
 SAYS = 12  # tokens to generate after a plain prompt
 END = 8  # tokens generated at the end of the context, to find the length that a server serves

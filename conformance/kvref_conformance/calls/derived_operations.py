@@ -43,7 +43,7 @@ def derivations(op: str) -> tuple[DerivedOperation, ...]:
     """The derivations of an operation, in the order in which to try them. op: its name in a request, as "paged.gather"."""
     family, _, name = op.partition(".")
     record = all_families().get(family)
-    module = record.part("derived") if record else None
+    module = record.part("derived_operations") if record else None
     table: Iterable[DerivedOperation] = module.DERIVED if module else ()
     return tuple(each for each in table if each.name == name)
 

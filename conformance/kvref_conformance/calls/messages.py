@@ -1,8 +1,8 @@
 """Request, reply and exchange (a request with its reply) as plain data, and how they are printed. A call trace is a list of them.
 
-Arguments and results are numbers, strings, None, lists, dicts, NumPy arrays, and two kinds of reference: `On` is an object that
-the implementation made; `ReplyReference` is the result of an earlier request, for values that the implementation chose (such as the id
-of a sequence).
+Arguments and results are numbers, strings, None, lists, dicts, NumPy arrays, and two kinds of reference: `ObjectReference` is an
+object that the implementation made; `ReplyReference` is the result of an earlier request, for values that the implementation
+chose (such as the id of a sequence).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -55,7 +55,7 @@ def made_by(reply: Any) -> str | None:
 @cache
 def factory(family: str) -> Operation:
     """The factory of a family, as an operation."""
-    return _operation(all_families()[family].interface.Factory.__call__)
+    return _operation(getattr(all_families()[family].interface, f"{family.capitalize()}Factory").__call__)
 
 
 def _operation(method: Any) -> Operation:

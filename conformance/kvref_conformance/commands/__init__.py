@@ -16,8 +16,8 @@ _WHERE = {
     "vectors": "vectors:vectors",
     "report": "report:report",
     "zoo": "zoo:show_zoo",
-    "list": "explain:list_implementations",
-    "explain": "explain:explain",
+    "list": "spec_info:list_implementations",
+    "explain": "spec_info:explain",
 }
 
 

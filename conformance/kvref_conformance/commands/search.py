@@ -76,7 +76,7 @@ def _steering(options: argparse.Namespace, corpus: Corpus, timeout: float) -> Se
     judge = SubprocessRunner(options.name, Effort(timeout=timeout))
     judge.close()
     families = [family for family in all_families() if offers(judge.implementation, family)]
-    machines = [family for family in families if all_families()[family].machine]
+    machines = [family for family in families if all_families()[family].state_machine]
     checks = {family: len(places) for family in families if (places := checks_of(family))}
     steering = SeedScheduler(machines, checks, _both(served(), families), options.seed)
     steering.handed = dict(corpus.handed)

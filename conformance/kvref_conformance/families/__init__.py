@@ -1,15 +1,14 @@
 """The families. Each folder contains everything about how one kind of cache or component is judged.
 
-    __init__.py    the record (FAMILY): sizes, clauses and names that all parts of the judge use
-    interface.py   the operations as a typed protocol, and the errors that each can be required to raise
-    model.py       the reference model: the expected result of each operation, computed with lists and dicts
-    checks*.py     the checks of the clauses, as functions
-    machine.py     the state machine (random call sequences); states.py lists the states that it should reach
-    stream.py      the adapter by which the laws use the family; the methods it overrides decide which laws apply
-    derived.py     derived operations, for implementations that lack some operations
-    serving.py     the adapter by which `kvref soak` serves requests, if a stream is not enough
-    steps.py       one call of each operation, for the self-test of a harness
-    cause.py       the likely cause of a failure, if more is known than the wrong result
+    __init__.py             the record (FAMILY): sizes, clauses and names that all parts of the judge use; the operations as a
+                            typed protocol, the errors that each can be required to raise, and one sample call of each
+    model.py                the reference model: the expected result of each operation, computed with lists and dicts
+    checks*.py              the checks of the clauses, as functions
+    state_machine.py        the state machine (random call sequences), and the states that it should reach
+    law_adapter.py          the adapter by which the laws use the family; the methods it overrides decide which laws apply
+    derived_operations.py   derived operations, for implementations that lack some operations
+    soak_driver.py          the adapter by which `kvref soak` serves requests, if a law adapter is not enough
+    diagnosis.py            the likely cause of a failure, if more is known than the wrong result
 
 To add a family, add a folder: all parts of the judge find the families with `all_families`. The folder `laws` has no record,
 because laws are checked on the other families.
@@ -26,7 +25,7 @@ from typing import Any
 
 from kvref_conformance.clauses import CHAPTERS
 
-PARTS = ("interface", "model", "machine", "states", "stream", "serving", "derived", "steps", "cause")
+PARTS = ("model", "state_machine", "law_adapter", "soak_driver", "derived_operations", "diagnosis")
 
 
 @dataclass(frozen=True)
@@ -88,27 +87,27 @@ class Family:
 
     @property
     def interface(self) -> Any:
-        """The module with its typed protocols. Every family has one."""
-        return import_module(f"{__name__}.{self.name}.interface")
+        """The package with its typed protocols, ERRORS and `sample_calls`."""
+        return import_module(f"{__name__}.{self.name}")
 
     @property
     def protocol(self) -> Any:
         """The typed protocol of the family's objects."""
-        return self._of("interface", "")
+        return getattr(self.interface, self.name.capitalize())
 
     @property
     def model(self) -> Any:
         return self._of("model", "")
 
     @property
-    def machine(self) -> Any:
+    def state_machine(self) -> Any:
         """The class of its state machine, or None."""
-        return self._of("machine", "Machine")
+        return self._of("state_machine", "StateMachine")
 
     @property
-    def stream(self) -> Any:
-        """Its Stream class, or None."""
-        return self._of("stream", "Stream")
+    def law_adapter(self) -> Any:
+        """The class of its law adapter, or None."""
+        return self._of("law_adapter", "LawAdapter")
 
     def _of(self, part: str, suffix: str) -> Any:
         module = self.part(part)

@@ -19,12 +19,12 @@ from kvref_conformance.fuzz.findings import Search
 
 def searched() -> list[str]:
     """The families that have a state machine."""
-    return [family.name for family in all_families().values() if family.machine]
+    return [family.name for family in all_families().values() if family.state_machine]
 
 
 def run_machine(family: str, search: Search, number: int, examples: int, steps: int) -> None:
     """Try at most `examples` call sequences of at most `steps` calls each, and add findings to `search`. number: the seed."""
-    own: type[FamilyStateMachine] = all_families()[family].machine
+    own: type[FamilyStateMachine] = all_families()[family].state_machine
     machine = seed(number)(type(own.__name__, (own,), {"search": search}))
     phases = (Phase.generate, Phase.shrink)
     quiet = settings(
@@ -66,7 +66,7 @@ def _by_bytes(family: str, steps: int) -> tuple[type[FamilyStateMachine], Callab
 
     Only one search may use them at a time.
     """
-    own: type[FamilyStateMachine] = all_families()[family].machine
+    own: type[FamilyStateMachine] = all_families()[family].state_machine
     machine = type(own.__name__, (own,), {})
     quiet = settings(
         stateful_step_count=steps, deadline=None, database=None, verbosity=Verbosity.quiet, print_blob=False,

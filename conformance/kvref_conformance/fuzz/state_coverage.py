@@ -1,4 +1,4 @@
-"""State coverage: which of the registered states (fuzz/state_registry.py) a call trace reached, computed with the oracle's models.
+"""Which of the registered states (fuzz/state_registry.py) a call trace reached, computed with the oracle's models.
 
     python -m kvref_conformance.fuzz.state_coverage [NAME]
 
@@ -21,7 +21,7 @@ from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.runner.options import Effort
 
 for family in searched():
-    all_families()[family].part("states")  # registers its states
+    all_families()[family].part("state_machine")  # registers its states
 
 
 Transition = tuple[str, str, str]  # the state that was reached last, the operation, and "ok" or the kind of the error

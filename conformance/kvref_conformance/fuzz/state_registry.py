@@ -1,6 +1,6 @@
 """The registry of states that a state machine should reach, because bugs may show only there.
 
-The states are registered in families/*/states.py. `met` computes which of them a call trace reached.
+The states are registered in families/*/state_machine.py. `met` computes which of them a call trace reached.
 """
 
 from collections.abc import Callable

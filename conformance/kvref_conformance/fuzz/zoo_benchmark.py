@@ -1,7 +1,7 @@
 """A benchmark of `kvref search`: how soon it finds the bug of each member of the zoo, without seeds of earlier runs.
 
-`python -m kvref_conformance.fuzz.zoo_benchmark --hours 1`. Each member is searched for a short time. Members without a failure are
-searched further from their corpus, three times as long per turn, until the time is over.
+`python -m kvref_conformance.fuzz.zoo_benchmark --hours 1`. Each member is searched for a short time. Members
+without a failure are searched further from their corpus, three times as long per turn, until the time is over.
 """
 
 import argparse

@@ -46,13 +46,11 @@ def steps_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> Sam
     dim: numbers per row, if the object has no head_dim.
     """
     family, limits, formats = subject.family, subject.limits, subject.implementation.formats
-    module = all_families()[family].part("steps")
-    assert module is not None, family
     among = ELEMENTS if family == "elements" else ROWS
     format = next((name for name in among if name in formats), among[0])
     heads, width = limits.nearest(family, "num_kv_heads", HEADS), row_width(limits, family, dim)
     sizes = Sizes(config.get("num_kv_heads", heads), config.get("head_dim", width), config.get("num_layers", 1), format, config)
-    found: SampleCalls = module.steps(sizes)
+    found: SampleCalls = all_families()[family].interface.sample_calls(sizes)
     return found
 
 
@@ -92,10 +90,10 @@ def _family(subject: Subject, family: str) -> OperationStatus:
     return OperationStatus(found, [op for op in steps if op not in found])
 
 
-# A preview for `kvref check NAME --list`: which clauses can be judged, and how many more with one additional operation.
+# A preview for `kvref check NAME --list`: the clauses that can be judged, and those that one more operation would add.
 #
-# The implementation itself is not judged. Instead, the checks run on kvref's own caches, restricted to the same operations, formats
-# and limits (runner/restricted.py). These caches are correct, so each check that is not "not offered" there can judge.
+# The implementation itself is not judged. Instead, the checks run on kvref's own caches, restricted to the same operations,
+# formats and limits (runner/restricted.py). These caches are correct, so each check that is not "not offered" there can judge.
 
 Chosen = Mapping[Clause, Sequence[Check]]
 LONG = "LAW-18"  # production sizes: its checks take as long as all others together, too long to run once per operation

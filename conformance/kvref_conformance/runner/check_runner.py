@@ -251,7 +251,7 @@ def caused(judge: CheckRunner, family: str, conversation: list[Exchange], again:
 
     conversation: the calls that show the failure. again: whether a replay reproduces it.
     """
-    part = all_families()[family].part("cause")
+    part = all_families()[family].part("diagnosis")
     with memory_limit(), np.errstate(all="ignore"):
         return part.cause(judge.begin_family(family), conversation, again) if part else ""
 

@@ -16,7 +16,7 @@ def served() -> list[str]:
     """Return the families that a workload can run on: those with keys and values of the same width."""
     return [
         family.name for family in all_families().values()
-        if family.part("serving") or (family.stream and knows(family.stream, "sizes_for"))
+        if family.part("soak_driver") or (family.law_adapter and knows(family.law_adapter, "sizes_for"))
     ]  # fmt: skip
 
 
@@ -24,10 +24,10 @@ def server(subject: Subject, family: str, heads: int, dim: int) -> SoakDriver:
     """Return the server for a family. Raises NotOffered."""
     record = all_families()[family]
     subject.factory(family)
-    if (own := record.part("serving")) is not None:
+    if (own := record.part("soak_driver")) is not None:
         made: SoakDriver = own.server(subject, heads, dim)
         return made
-    return StreamDriver(record.stream(subject), heads, dim)
+    return StreamDriver(record.law_adapter(subject), heads, dim)
 
 
 class StreamDriver:

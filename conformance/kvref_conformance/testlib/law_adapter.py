@@ -40,7 +40,7 @@ def within_bounds(counters: Iterable[Counter], after: str) -> None:
 
 # The interface through which the laws use a family: tokens are appended, read and cleared, and all state can be observed.
 #
-# Each family to which tokens can be appended has a subclass of `Stream` in its stream.py. Members that `Stream` leaves undefined
+# Each family to which tokens can be appended has a subclass of `LawAdapter` in law_adapter.py. Members that are left undefined
 # are optional facts. A law that needs a fact runs on the families that define it.
 
 BadCall = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it

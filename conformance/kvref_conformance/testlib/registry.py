@@ -95,7 +95,7 @@ def law(clause: str, *facts: str, real: bool = False) -> Callable[[Callable[[Law
 
     def register(run: Callable[[LawAdapter], None]) -> Callable[[LawAdapter], None]:
         for family in all_families().values():
-            stream = family.stream
+            stream = family.law_adapter
             if stream is not None and all(knows(stream, fact) for fact in facts):
                 _register(clause, family.name, run, partial(_streaming, run, stream), real)
         return run

@@ -1,4 +1,4 @@
-"""Helpers for families/*/steps.py, which list one valid call of each operation, in an order in which each call has an effect."""
+"""Helpers for the `sample_calls` of the families: one valid call of each operation, in an order in which each has an effect."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -141,8 +141,8 @@ def _shown(row: NDArray) -> str:
 
 
 def belongs(
-    got: tuple[NDArray, NDArray], stream: Positions | int, layer: int, positions: Positions, written: WrittenContent, exact: bool = True,
-    wanted: tuple[ExpectedReads, ExpectedReads] | None = None,
+    got: tuple[NDArray, NDArray], stream: Positions | int, layer: int, positions: Positions, written: WrittenContent,
+    exact: bool = True, wanted: tuple[ExpectedReads, ExpectedReads] | None = None,
 ) -> None:  # fmt: skip
     """Raise Broken unless the keys and values [n, heads, dim] are the content of these positions.
 

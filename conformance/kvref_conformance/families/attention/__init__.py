@@ -55,6 +55,7 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
         **on_family("attention", {
             "attention": args(query=query, keys=tokens, values=tokens, scale=1.0, causal=False, length=2),
             "window_attention": args(query=query, keys=tokens, values=tokens, scale=1.0, window=1, sinks=0, chunk=0),
-            "sink_attention": args(query=query, keys=tokens, values=tokens, scale=1.0, causal=False, logit_sink=rows(sizes.heads)),
+            "sink_attention": args(query=query, keys=tokens, values=tokens, scale=1.0, causal=False,
+            logit_sink=rows(sizes.heads)),
         }),
     }  # fmt: skip

@@ -77,7 +77,8 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
             "acquire": args(num_bytes=4 * sizes.dim), "prewarm": args(size=1024, count=1), "stats": args(), "clear": args(),
         }),
         **on_family("buffer", {
-            "size": args(), "capacity": args(), "length": args(), "address": args(), "extend": args(values=rows(sizes.dim)), "values": args(),
+            "size": args(), "capacity": args(), "length": args(), "address": args(),
+            "extend": args(values=rows(sizes.dim)), "values": args(),
             "clear": args(), "release": args(),
         }),
     }  # fmt: skip

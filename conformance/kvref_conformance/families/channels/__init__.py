@@ -78,7 +78,8 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
     return {
         **on_family("channels", {
             "append": args(keys=tokens, values=tokens), "length": args(), "quantized_keys": args(), "quantized_values": args(),
-            "memory_bytes": args(), "read": args(positions=[1, 0]), "attend": args(query=query, scale=1.0), "truncate": args(length=1),
+            "memory_bytes": args(), "read": args(positions=[1, 0]),
+            "attend": args(query=query, scale=1.0), "truncate": args(length=1),
             "clear": args(),
         }),
     }  # fmt: skip

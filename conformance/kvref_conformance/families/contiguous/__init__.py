@@ -75,7 +75,8 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
     lanes = rows(1, sizes.heads, 2, sizes.dim)
     return {
         **on_family("contiguous", {
-            "append": args(keys=lanes, values=lanes), "append_fused": args(key_values=np.stack([lanes, lanes])), "seq_len": args(),
+            "append": args(keys=lanes, values=lanes),
+            "append_fused": args(key_values=np.stack([lanes, lanes])), "seq_len": args(),
             "capacity": args(), "read": args(), "raw": args(), "advance": args(count=0),
             "truncate": args(length=1), "reorder": args(rows=[0]), "reset": args(),
         }),

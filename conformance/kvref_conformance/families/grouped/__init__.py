@@ -105,7 +105,8 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
     here: dict[str, Any] = {"sequence": sequence, "layer": 0}
     return {
         **on_family("grouped", {
-            "reset": args(), "create": args(), "step": args(sequence=sequence, keys=step, values=step), "length": args(sequence=sequence),
+            "reset": args(), "create": args(),
+            "step": args(sequence=sequence, keys=step, values=step), "length": args(sequence=sequence),
             "read": args(**here, positions=[1, 0]), "block_table": args(**here), "num_free_blocks": args(),
             "attend": args(**here, query=query, scale=1.0), "commit": args(sequence=sequence, tokens=[1, 2]),
             "match": args(tokens=[1, 2, 3]), "begin": args(tokens=[1, 2, 3]), "fork": args(sequence=sequence),

@@ -59,6 +59,7 @@ class OffloadFactory(Protocol):
 def sample_calls(sizes: Sizes) -> SampleCalls:
     key = [3]
     return on_family("offload", {
-        "capacity": args(), "num_free": args(), "prepare_store": args(keys=key), "complete_store": args(keys=key), "lookup": args(keys=key),
+        "capacity": args(), "num_free": args(), "prepare_store": args(keys=key),
+        "complete_store": args(keys=key), "lookup": args(keys=key),
         "places": args(keys=key), "touch": args(keys=key), "prepare_load": args(keys=key), "complete_load": args(keys=key),
     })  # fmt: skip

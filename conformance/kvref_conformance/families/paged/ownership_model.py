@@ -2,7 +2,8 @@
 
 Each allocated block has a name, and tables that share a block list the same name. Which block of the pool that is becomes known
 when the implementation reports it. If the specification leaves a choice (fork can copy, truncate can keep blocks), the model is a
-list of `OwnershipState` objects, one per state that is consistent with the replies so far. Later replies remove states from the list.
+list of `OwnershipState` objects, one per state that is consistent with the replies so far. Later replies remove states from
+the list.
 """
 
 from collections import Counter

@@ -183,7 +183,10 @@ class SoakPagedCache:
 
 
 class PagedSoakDriver:
-    """Serves requests from `SoakPagedCache`. A request is a sequence; prompts are written in chunks, outputs in steps of all requests."""
+    """Serves requests from `SoakPagedCache`. A request is a sequence.
+
+    Prompts are written in chunks, outputs in steps of all requests.
+    """
 
     def __init__(self, pages: SoakPagedCache) -> None:
         self.pages = pages

@@ -68,7 +68,7 @@ def stacked(
     return (both[0], both[1]), unsure if unsure.any() else None
 
 
-# The reference model of the block tables of a paged cache, as far as they can be known from the replies (see held.py).
+# The reference model of the block tables of a paged cache, as far as they can be known from the replies (see ownership_model.py).
 
 MOST_WAYS = 64  # usually there is one, because the number of free blocks is observed after each call
 

@@ -2,7 +2,7 @@
 
 Cached blocks are identified by their tokens, not by a hash. A key has one copy or several, each with one block per layer. If the
 specification leaves a choice (which copy is found, whether equal blocks are merged), there is one `Kept` per possible state, as
-in paged/held.py. If the order of eviction is not known, evictable blocks become unsure: they can be cached or evicted.
+in paged/ownership_model.py. If the order of eviction is not known, evictable blocks become unsure: they can be cached or evicted.
 """
 
 from collections.abc import Callable, Sequence

@@ -91,7 +91,8 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
         **on_family("sharded", {
             "append": args(keys=tokens, values=tokens), "length": args(), "read": args(), "read_rank": args(rank=0),
             "heads": args(rank=last), "positions": args(rank=0), "block_table": args(rank=last), "num_bytes": args(rank=0),
-            "attend": args(query=query, scale=1.0), "truncate": args(length=1), "clear": args(), "lose_in_append": args(rank=last),
+            "attend": args(query=query, scale=1.0), "truncate": args(length=1),
+            "clear": args(), "lose_in_append": args(rank=last),
             "lose": args(rank=0),
         }),
     }  # fmt: skip
