@@ -2,15 +2,28 @@
 
 import numpy as np
 import pytest
+from hypothesis.internal.conjecture.engine import ConjectureRunner
+from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from kvref.backend import ReferenceBackend, backend
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.fuzz.hypothesis_runner import searched
+from kvref_conformance.fuzz.findings import Search
+from kvref_conformance.fuzz.hypothesis_runner import run_machine, searched
 from kvref_conformance.fuzz.state_coverage import count_met, met
 from kvref_conformance.fuzz.state_registry import STATES
 from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.outcome import CannotRun
 
 LEAST = 3  # in 100 call sequences, so that a change to a machine that no longer reaches a state is noticed
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(HypothesisProvider, "_maybe_draw_constant"), (ConjectureRunner, "generate_mutations_from")]
+)
+def test_a_hypothesis_without_a_replaced_method_is_refused(monkeypatch, kind, name):
+    monkeypatch.delattr(kind, name)
+    with pytest.raises(CannotRun, match=rf"has no \w+\.{name}: install a version that kvref was tried with, 6\.132 to"):
+        run_machine("blocks", Search(OnBackend(backend("numpy"))), 0, 1, 1)
 
 
 @pytest.mark.extended

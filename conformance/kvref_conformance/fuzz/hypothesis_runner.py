@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from hypothesis.stateful import get_state_machine_test, run_state_machine_as_tes
 from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.base_machine import FamilyStateMachine, Violation
 from kvref_conformance.fuzz.findings import Search
+from kvref_conformance.outcome import CannotRun
+
+TRIED = "6.132 to 6.170"  # the versions of Hypothesis in which the private methods below were found
 
 
 def searched() -> list[str]:
@@ -78,15 +82,16 @@ def _by_bytes(family: str, steps: int) -> tuple[type[FamilyStateMachine], Callab
 
 @contextmanager
 def _doing_nothing(kind: type, name: str) -> Iterator[None]:
-    """Replace a method by one that does nothing while the block runs, whether it exists or not.
+    """Replace a private method of Hypothesis by one that does nothing while the block runs.
 
-    (unittest.mock can do this too, but is slow to import.)
+    (unittest.mock can do this too, but is slow to import.) Raises CannotRun if this version of Hypothesis lacks the method.
     """
-    before: dict[str, Any] = {name: vars(kind)[name]} if name in vars(kind) else {}
+    before = vars(kind).get(name)
+    if before is None:
+        missing = f"hypothesis {version('hypothesis')} has no {kind.__name__}.{name}"
+        raise CannotRun(f"{missing}: install a version that kvref was tried with, {TRIED}")
     setattr(kind, name, lambda *_, **__: None)
     try:
         yield
     finally:
-        delattr(kind, name)
-        for method in before.values():
-            setattr(kind, name, method)
+        setattr(kind, name, before)
