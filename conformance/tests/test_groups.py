@@ -24,7 +24,7 @@ class Unpacked(Rows):
         return unpacked.astype(np.int8 if format.startswith("int") else np.uint8), *scales
 
     def dequantize(self, codes, scale, zero, width, format):
-        packed = oracle.packed(oracle.Stored(codes.astype(np.int64), scale, zero, codes), format)
+        packed = oracle.packed(oracle.StoredRows(codes.astype(np.int64), scale, zero, codes), format)
         return super().dequantize(packed, scale, zero, width, format)
 
 

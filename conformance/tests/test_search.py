@@ -217,7 +217,7 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 from distributed import Client
 from kvref_conformance import cli
-from kvref_conformance.fuzz import workers
+from kvref_conformance.fuzz import dask_pool
 
 if __name__ == "__main__":
     where = {"_load": (Client, "submit"), "__init__": (Client, "wait_for_workers")}["LINE"]

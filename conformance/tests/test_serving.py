@@ -21,9 +21,9 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from fake_server import Fake, Handler, ThreadingHTTPServer
-from kvref_canary.files import folder
+from kvref_canary.files import huggingface
 server = ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler)
-server.fake = Fake(folder.load(Path(sys.argv[1])))
+server.fake = Fake(huggingface.load(Path(sys.argv[1])))
 Path(sys.argv[3]).write_text(str(os.getpid()))
 server.serve_forever()
 """

@@ -70,7 +70,7 @@ def plot(figures: ServerStatistics, title: str) -> str:
         if each.wrong or each.failed
     ]
     ticks = [{"x": _x(seconds * part / 4, seconds), "label": _time(seconds * part / 4)} for part in range(5)]
-    loader = PackageLoader("kvref_canary.server")
+    loader = PackageLoader("kvref_conformance.soak")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.get_template("soak.svg")
     return template.render(title=title, panels=panels, marks=marks, ticks=ticks, width=WIDTH, height=HEIGHT)
