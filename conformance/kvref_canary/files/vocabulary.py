@@ -46,7 +46,7 @@ def text(canary: Canary, tokens: Iterable[int]) -> str:
 
 
 def tokens(canary: Canary, text: str) -> list[int]:
-    """The tokens of a text of words, with spaces between them or without. Raises NotWords at the first place that is no word."""
+    """The tokens of a text of words, with or without spaces between them. Raises NotCanaryWords at the first that is no word."""
     ids, pattern = _reading(canary)
     found, place = list[int](), len(text) - len(text.lstrip())
     while place < len(text):
@@ -63,7 +63,7 @@ def tokens(canary: Canary, text: str) -> list[int]:
 
 
 def tokens_begun(canary: Canary, text: str) -> list[int]:
-    """Return the tokens of a text that may end within a word; the incomplete word is dropped. Raises NotWords."""
+    """Return the tokens of a text that may end within a word; the incomplete word is dropped. Raises NotCanaryWords."""
     for missing in range(len(word(canary, BLANK))):
         with contextlib.suppress(NotCanaryWords):
             return tokens(canary, text[: len(text) - missing])

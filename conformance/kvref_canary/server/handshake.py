@@ -24,7 +24,7 @@ NO_ANSWER, REFUSED, TOKENS, SAID = range(4)  # the stage at which a request form
 
 
 async def contact(client: HttpClient, canary: Canary, model: str | None) -> CompletionClient:
-    """Return an Asker with the request format that works. If none does, raises CannotRun with the error of the best one.
+    """Return a CompletionClient with the request format that works. If none does, raises CannotRun with the best one's error.
 
     If no format got an answer, the message contains the error of each.
     """

@@ -1,7 +1,8 @@
 """Derived operations: operations that an implementation lacks, computed from operations that it provides.
 
 Each derivation uses an equality that a clause states, for example that `gather` equals `read` of all positions. The tables are
-in families/*/derived.py. The call trace contains the calls that the implementation received, not the derived operation.
+in families/*/derived_operations.py. The call trace contains the calls that the implementation received, not the derived
+operation.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -86,7 +87,7 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
         return None
     arrays = {each: args.get(each) for each in record.appending[name]}
     axis = record.token_axis
-    shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # also of an Own
+    shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # also of an OwnArray
     lengths = {shape[axis] if len(shape) >= -axis else -1 for shape in shapes}
     if len(lengths) > 1 and limit.at_most(max(lengths)) != max(lengths):
         raise NotOffered(f"arrays of different lengths, up to {max(lengths)} tokens, where its limits say {limit}")
@@ -106,7 +107,7 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
 
 
 def cut(array: Any, axis: int, part: range) -> Any:
-    """The tokens `part` of an array along `axis`. For an Own: a view of the implementation's array, without a copy."""
+    """The tokens `part` of an array along `axis`. For an OwnArray: a view of the implementation's array, without a copy."""
     whole = array if isinstance(array, np.ndarray) else array.array
     index = [slice(None)] * len(whole.shape)
     index[axis] = slice(part.start, part.stop)

@@ -133,7 +133,7 @@ def kinds_of(error: BaseException) -> list[str]:
 
 
 def error_of(error: BaseException) -> CallError:
-    """Convert an exception to an Error."""
+    """Convert an exception to a CallError."""
     known = (name for name in kinds_of(error) if name in KNOWN_KINDS)
     try:
         said = str(error)
@@ -185,7 +185,7 @@ def referring(request: CallRequest, given: Given) -> CallRequest:
 
 
 def resolved(value: Any, replies: dict[int, Any]) -> Any:
-    """A value with every ReplyTo replaced by the result in `replies`. Raises KeyError if a result is missing."""
+    """A value with every ReplyReference replaced by the result in `replies`. Raises KeyError if a result is missing."""
     if isinstance(value, ReplyReference):
         return replies[value.id]
     if isinstance(value, dict):

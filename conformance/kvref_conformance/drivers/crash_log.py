@@ -1,4 +1,4 @@
-"""The journal: a crash-safe log of the calls that a child process makes, in a file that outlives the process.
+"""The crash log: a crash-safe record of the calls that a child process makes, in a file that outlives the process.
 
 Each request is written before the call is made, so that the last one is the call that ended the process. Writing happens at every
 call and is therefore fast. Reading happens only after a crash.
@@ -25,7 +25,7 @@ AWAY = 2**33  # a file offset far past the records; the file is sparse, so the g
 
 
 class CrashLogWriter:
-    """A watcher (see Calls) that writes the journal. file: its descriptor."""
+    """A watcher (see CallRecorder) that writes the crash log. file: its descriptor."""
 
     def __init__(self, file: int) -> None:
         self._file, self._end, self._number = file, 0, 0
@@ -64,7 +64,7 @@ def _array(dtype: str, shape: tuple[int, ...], values: bytes) -> NDArray:
 
 
 class CrashLog:
-    """The file of the journal: created and read by this process, written by the child."""
+    """The file of the crash log: created and read by this process, written by the child."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - until `close`

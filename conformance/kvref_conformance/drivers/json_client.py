@@ -158,7 +158,7 @@ class MalformedMessage(Exception):
 
 
 def _is_reply(reply: Any, id: int) -> bool:
-    """Whether the reply is a result (True) or an error (False). Raises Garbled if it is malformed."""
+    """Whether the reply is a result (True) or an error (False). Raises MalformedMessage if it is malformed."""
     if not isinstance(reply, dict):
         raise MalformedMessage("an object", shown(json.dumps(reply).encode()))
     if reply.get("id") != id or isinstance(reply["id"], bool):

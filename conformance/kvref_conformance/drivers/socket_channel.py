@@ -55,8 +55,8 @@ class SocketChannel:
     def receive(self, within: float | None = None) -> Any:
         """The next message, complete within `within` seconds (None: without a limit).
 
-        Raises Garbled if it is not a message, TimeoutError if it is late or incomplete, EOFError or ConnectionError if the other
-        end is closed.
+        Raises MalformedFrame if it is not a message, TimeoutError if it is late or incomplete, EOFError or ConnectionError if
+        the other end is closed.
         """
         until = None if within is None else time.monotonic() + within
         mark, length, checksum = HEAD.unpack(self._read(HEAD.size, until))

@@ -49,7 +49,7 @@ class SubprocessPipe:
         return self._session is not None
 
     def ask(self, line: bytes) -> bytes:
-        """Send a line and return the reply. If it raises (Lost, TimedOut, KeyboardInterrupt), the program has been ended."""
+        """Send a line and return the reply. If it raises (PipeClosed, TimedOut, KeyboardInterrupt), the program was ended."""
         process = (self._session or self._start()).process
         try:
             self._send(process, line)

@@ -1,4 +1,7 @@
-"""State machines, one per family: Hypothesis generates random call sequences, and the oracle's model judges each reply."""
+"""Random call sequences: the state machines of the families under Hypothesis, and the long campaigns of `kvref search`.
+
+The oracle's model judges each reply.
+"""
 
 
 # `kvref search`: runs state machines, checks and short soaks of one implementation in many processes, for a given time.

@@ -71,7 +71,7 @@ class CampaignRun:
 
 @dataclass
 class Corpus:
-    """The content of a corpus. name: of the implementation. handed: see Steering."""
+    """The content of a corpus. name: of the implementation. handed: see SeedScheduler."""
 
     folder: Path
     name: str

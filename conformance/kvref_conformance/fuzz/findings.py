@@ -11,7 +11,7 @@ from kvref_conformance.drivers.resource_limits import Patience
 from kvref_conformance.implementation_api import Implementation
 from kvref_conformance.outcome import Broken, Hung
 
-SHRINKING = 200  # call sequences after the first failure, to find further failures and shorter ones (trace/shrink.py follows)
+SHRINKING = 200  # call sequences after the first failure, to find further failures and shorter ones (traces/shrinking.py follows)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Search:
     """One run of a state machine on an implementation.
 
     runs_after: number of call sequences after the first failure; runs_left: how many of those are left, None before a failure.
-    findings: the shortest call trace per clause. longest: the longest call trace without a failure. watchers: see Calls.
+    findings: the shortest call trace per clause. longest: the longest call trace without a failure. watchers: see CallRecorder.
     through: the derived operations that were used. begun: number of call sequences so far; tell: called with this number.
     """
 

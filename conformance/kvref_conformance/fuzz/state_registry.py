@@ -64,11 +64,11 @@ class WatchedSequence:
 
 
 STATES: dict[str, dict[str, WatchedSequence]] = {}
-NOTES: dict[str, Callable[[ModelCall], None]] = {}  # per family, a function that adds facts about a call to its Past
+NOTES: dict[str, Callable[[ModelCall], None]] = {}  # per family, a function that adds facts about a call to its SequenceHistory
 
 
 def state(family: str, *ops: str, raising: str = "") -> Callable[[State], State]:
-    """Register a function as the test of a state, which has the name of the function. See Watched."""
+    """Register a function as the test of a state, which has the name of the function. See WatchedSequence."""
 
     def register(holds: State) -> State:
         full = tuple(op if "." in op else f"{family}.{op}" for op in ops)

@@ -121,7 +121,7 @@ class ServerSessions(WholePrompts):
 
 
 async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[CompletionClient, int]":
-    """Return an Asker for the server and its canary, and the context length. Raises CannotRun."""
+    """Return a CompletionClient for the server and its canary, and the context length. Raises CannotRun."""
     try:
         from kvref_canary.server.client import HttpClient
         from kvref_canary.server.handshake import contact, room

@@ -124,7 +124,8 @@ def attended(
 ) -> Expectation:
     """The expected reply of a cache's `attend`. keys, values: what the cache reads as. ranks: the number of merged ranks.
 
-    views: the positions that each query sees. Returns Unjudged if values are not known to the bit, not finite, or may overflow.
+    views: the positions that each query sees. Returns UnjudgedReply if values are not known to the bit, not finite, or could
+    overflow.
     """
     heads, dim = keys.values.shape[1:]
     if wrong := wrong_query(query, heads, dim):

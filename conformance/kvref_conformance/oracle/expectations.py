@@ -1,6 +1,6 @@
 """Expectations: what a reply must be. There is one class per kind of reply.
 
-A model creates an Expected for each request before the reply is known. `judge` raises Broken if the reply does not satisfy it,
+A model creates an Expectation for each request before the reply is known. `judge` raises Broken if the reply does not satisfy it,
 with the clause that the wrong reply breaks.
 """
 

@@ -1,4 +1,4 @@
-"""The witness: follows a call trace with any number of objects, and predicts the reply to each request."""
+"""Follows a call trace with any number of objects, and predicts the reply to each request."""
 
 from dataclasses import replace
 from functools import partial
@@ -45,11 +45,11 @@ class ModelRunner:
 
     @classmethod
     def of(cls, implementation: Implementation) -> "ModelRunner":
-        """A new witness with the level and the limits of an implementation."""
+        """A new one with the level and the limits of an implementation."""
         return cls(implementation.level, Limits(getattr(implementation, "limits", None)))
 
     def expect(self, request: CallRequest) -> Expectation:
-        """The expected reply to a request. Raises Unknown if no model covers it."""
+        """The expected reply to a request. Raises UnknownObject if no model covers it."""
         try:
             args = {name: self._argument(value) for name, value in request.args.items()}
             if request.name == "new":

@@ -36,7 +36,10 @@ class OperationStatus:
 
 
 def offered(judge: CheckRunner, families: Sequence[str]) -> dict[str, OperationStatus]:
-    """The operations by family, for the offered ones among `families`. For `Judge.run`. Raises Hung if a call does not return."""
+    """The operations by family, for the offered ones among `families`. For `CheckRunner.run`.
+
+    Raises Hung if a call does not return.
+    """
     return {family: _family(judge.begin(), family) for family in families if offers(judge.implementation, family)}
 
 

@@ -172,7 +172,7 @@ class CheckRunner:
     def run(self, work: Callable[..., T], *about: Any) -> T:
         """Return work(judge, *about), called in the process in which the implementation runs.
 
-        CannotRun, NotOffered and Unknown that `work` raises are raised here. Raises Ended if the process ended or hangs.
+        CannotRun, NotOffered and UnknownObject that `work` raises are raised here. Raises RunEnded if the process ended or hangs.
         """
         return work(self, *about)
 
@@ -209,7 +209,7 @@ class CheckRunner:
             return ""
 
     def hold(self, requests: list[CallRequest], seconds: float = float("inf")) -> ReplayResult:
-        """Replay requests on new objects, for at most `seconds`. Raises Unknown if no model covers a request."""
+        """Replay requests on new objects, for at most `seconds`. Raises UnknownObject if no model covers a request."""
         with memory_limit(), np.errstate(all="ignore"):
             return hold(self.begin(), requests, seconds)
 

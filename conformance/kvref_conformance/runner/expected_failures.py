@@ -17,7 +17,7 @@ class ExpectedFailuresError(Exception):
 
 
 def read(path: Path) -> dict[str, str]:
-    """Read the file: the reason by clause, "" if none is given. Raises XfailsError or OSError."""
+    """Read the file: the reason by clause, "" if none is given. Raises ExpectedFailuresError or OSError."""
     found: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         clause, reason = _entry(line)

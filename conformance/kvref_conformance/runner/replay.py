@@ -28,7 +28,10 @@ class Replay:
 
 
 def replay(trace: Trace, judge: CheckRunner) -> Replay:
-    """Replay a trace. Raises NotOffered if the implementation lacks what its last call needs; Unknown if no model covers it."""
+    """Replay a trace. Raises UnknownObject if no model covers it.
+
+    Raises NotOffered if the implementation lacks what its last call needs.
+    """
     by_model = trace.header.judge == "model"
     try:
         return judge.run(_by_model if by_model else _by_check, trace)

@@ -30,7 +30,7 @@ from kvref_conformance.runner.subprocess_worker import checked, searched
 from kvref_conformance.testlib.registry import Check, all_checks
 from kvref_conformance.traces.shrinking import ReplayResult, place_of_last
 
-POSSIBLE = os.name == "posix"  # other systems cannot pass the descriptors of the channel and the journal to a child
+POSSIBLE = os.name == "posix"  # other systems cannot pass the descriptors of the channel and the crash log to a child
 STARTING = 120.0  # seconds until a child has loaded the implementation
 GRACE = 3.0  # seconds after the limit of a call, in which the child may interrupt the call itself
 ENDING = 1.0  # seconds in which an idle child ends by itself
@@ -45,7 +45,7 @@ START = (
 
 
 class SubprocessRunner(CheckRunner):
-    """A Judge whose checks and state machines run in a child process."""
+    """A CheckRunner whose checks and state machines run in a child process."""
 
     deaths = 12  # starting the next child takes a second
 
@@ -119,7 +119,7 @@ class SubprocessRunner(CheckRunner):
             self._journal.close()
 
     def interrupt(self) -> None:
-        """Kill the child from another thread. The thread that waits for its reply then gets Ended."""
+        """Kill the child from another thread. The thread that waits for its reply then gets RunEnded."""
         if session := self._session:
             session.end()
 
@@ -171,7 +171,7 @@ class SubprocessRunner(CheckRunner):
         return found
 
     def _said(self) -> tuple[str, Any]:
-        """Receive the child's reply. Raises Ended if the child hangs, and the errors of `Channel.receive`."""
+        """Receive the child's reply. Raises RunEnded if the child hangs, and the errors of `SocketChannel.receive`."""
         limit = self.effort.timeout if not self._hung else min(self.effort.timeout, ONCE_HUNG)
         written, since = 0, time.monotonic()
         while True:

@@ -1,4 +1,4 @@
-"""The child process of an `IsolatedJudge`: runs checks on request, and writes each call to the journal before it makes it."""
+"""The child process of a `SubprocessRunner`: runs checks on request, and writes each call to the crash log before it makes it."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ANSWERS = (CannotRun, NotOffered, UnknownObject)  # exceptions that are results,
 
 
 def main() -> None:
-    """The main function. sys.argv ends with the descriptors of the channel and of the journal."""
+    """The main function. sys.argv ends with the descriptors of the channel and of the crash log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel, journal = SocketChannel(int(sys.argv[2])), int(sys.argv[3])

@@ -241,6 +241,6 @@ def filled(stream: LawAdapter, count: int = MANY_TOKENS) -> tuple[LawAdapter, ND
 
 
 def same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> None:
-    """Raise Broken unless two results of `Stream.observe` are equal."""
+    """Raise Broken unless two results of `LawAdapter.observe` are equal."""
     for name in want:
         (assert_same if name in ("keys", "values") else assert_equal)(got[name], want[name], f"{name} {when}")

@@ -88,9 +88,9 @@ def check(clause: str, family: str, slow: bool = False, real: bool = False) -> C
 
 
 def law(clause: str, *facts: str, real: bool = False) -> Callable[[Callable[[LawAdapter], None]], Callable[[LawAdapter], None]]:
-    """Register a function of a new Stream as a check of `clause`, for each family whose Stream class knows these facts.
+    """Register a function of a new LawAdapter as a check of `clause`, for each family whose LawAdapter knows these facts.
 
-    facts: names of Stream members that the check uses (see `knows`). Families without a Stream class have no laws.
+    facts: names of LawAdapter members that the check uses (see `knows`). Families without a LawAdapter have no laws.
     """
 
     def register(run: Callable[[LawAdapter], None]) -> Callable[[LawAdapter], None]:

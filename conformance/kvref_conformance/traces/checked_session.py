@@ -10,7 +10,7 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 
 class CheckedSession:
-    """Makes calls through a Subject, and judges each reply with a new Witness."""
+    """Makes calls through a Subject, and judges each reply with a new ModelRunner."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -23,7 +23,7 @@ class CheckedSession:
     def say(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
         """Make a call (or the calls of its derivation) and judge it. Returns the result, or None if it raised a correct error.
 
-        Raises Broken with the broken clause if the reply is wrong; NotOffered; Unknown if no model covers the call.
+        Raises Broken with the broken clause if the reply is wrong; NotOffered; UnknownObject if no model covers the call.
         """
         self._expected = self._judged = None
         try:

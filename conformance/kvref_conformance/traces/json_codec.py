@@ -47,7 +47,7 @@ def _array_to_wire(array: NDArray) -> dict[str, Any]:
 
 
 def from_wire(value: Any) -> Any:
-    """The inverse of `to_wire`. Raises NotWire."""
+    """The inverse of `to_wire`. Raises NotSerializable."""
     if isinstance(value, list):
         return [from_wire(part) for part in value]
     if not isinstance(value, dict):

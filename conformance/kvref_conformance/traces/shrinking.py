@@ -42,7 +42,7 @@ Holding = Callable[[list[CallRequest]], ReplayResult]  # replays requests on new
 
 
 def hold(subject: Subject, requests: list[CallRequest], seconds: float = float("inf")) -> ReplayResult:
-    """Replay requests and judge each reply, up to the first wrong one. Raises Unknown if no model covers a request.
+    """Replay requests and judge each reply, up to the first wrong one. Raises UnknownObject if no model covers a request.
 
     seconds: the time after which the replay stops.
     """

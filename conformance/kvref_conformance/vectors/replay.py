@@ -91,7 +91,7 @@ def _only_looks(reply: dict[str, Any]) -> bool:
 
 
 def must_be(reply: dict[str, Any]) -> Expectation:
-    """The expectation that a reply line describes: the inverse of `Expected.wire`."""
+    """The expectation that a reply line describes: the inverse of `Expectation.wire`."""
     clause = reply.get("clause", "")
     if "error" in reply:
         kinds = tuple(reply["error"]["kinds"])

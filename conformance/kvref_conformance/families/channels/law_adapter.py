@@ -1,4 +1,4 @@
-"""The Stream of the cache that quantizes keys per channel, by which the laws use it."""
+"""The law adapter of the cache that quantizes keys per channel."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

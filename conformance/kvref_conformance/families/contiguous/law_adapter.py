@@ -1,4 +1,4 @@
-"""The Stream of the contiguous cache, by which the laws use it."""
+"""The law adapter of the contiguous cache."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

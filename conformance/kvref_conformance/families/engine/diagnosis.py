@@ -71,7 +71,7 @@ class _History:
         return found
 
     def follow(self, exchange: Exchange) -> None:
-        """Apply one call and its reply. Raises Broken if the reply is wrong, and Unknown if it cannot be judged."""
+        """Apply one call and its reply. Raises Broken if the reply is wrong, and UnknownObject if it cannot be judged."""
         request = exchange.request
         session = self._resolved(request.args.get("session"))
         tokens = list(self._model.sessions[session].tokens) if request.on == self._engine and self._length(session) else []

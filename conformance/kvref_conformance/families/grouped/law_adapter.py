@@ -1,4 +1,4 @@
-"""The Stream of the grouped cache, by which the laws use it: a stream is one sequence in the last layer, which sees every token.
+"""The law adapter of the grouped cache: a stream is one sequence in the last layer, which sees every token.
 
 Every layer gets the same tokens.
 """

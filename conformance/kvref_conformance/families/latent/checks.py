@@ -304,7 +304,7 @@ def attending_changes_nothing(subject: Subject) -> None:
 
 # Checks of EDIT for the latent cache: `truncate`.
 
-LOUD_SCALE = 2.0**8
+LOUD = 2.0**8
 
 
 @check("EDIT-01ac", "latent")
@@ -337,7 +337,7 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
         at_least(cache, max_tokens=8)
         for draft, length, more in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # the last keeps one of the draft
             latent, rope = given(subject, cache, draft)
-            drafted = round_to_input_dtype(subject, latent * LOUD_SCALE), round_to_input_dtype(subject, rope * LOUD_SCALE)
+            drafted = round_to_input_dtype(subject, latent * LOUD), round_to_input_dtype(subject, rope * LOUD)
             cache.append(*drafted)
             pair = joined(pair, drafted)
             cache.truncate(length)

@@ -27,7 +27,7 @@ from kvref_conformance.testlib.assertions import assert_equal, assert_same, asse
 from kvref_conformance.testlib.fixtures import formats_of, one_of_each_kind, random_tokens, round_to_input_dtype, supports
 from kvref_conformance.testlib.registry import check
 
-LOUD_FLOAT8 = np.float32(2.0**6)
+LOUD_VALUE = np.float32(2.0**6)
 
 
 @check("MLA-06a", "latent")
@@ -35,7 +35,7 @@ def rows_read_back_as_their_format_says(subject: Subject) -> None:
     """Latents and rope parts differ in magnitude. One scale covers the whole row, or there is one per group."""
     for name in one_of_each_kind(subject, "dtype"):
         cache, pair = filled(subject, 3, **sizes_of(name))
-        for loud in ((LOUD_FLOAT8, 1.0), (1.0, LOUD_FLOAT8)):
+        for loud in ((LOUD_VALUE, 1.0), (1.0, LOUD_VALUE)):
             more = given(subject, cache, 2)
             more = round_to_input_dtype(subject, more[0] * loud[0]), round_to_input_dtype(subject, more[1] * loud[1])
             cache.append(*more)
@@ -51,7 +51,7 @@ def codes_and_scales_go_and_come_together(subject: Subject) -> None:
         cache, pair = filled(subject, 4, **sizes_of(name))
         cache.truncate(2)
         loud = given(subject, cache, 2)
-        loud = round_to_input_dtype(subject, loud[0] * LOUD_FLOAT8), round_to_input_dtype(subject, loud[1] / LOUD_FLOAT8)
+        loud = round_to_input_dtype(subject, loud[0] * LOUD_VALUE), round_to_input_dtype(subject, loud[1] / LOUD_VALUE)
         cache.append(*loud)
         holds(subject, cache, joined((pair[0][:2], pair[1][:2]), loud), f"in {name}, after two rows replaced truncated ones")
         cache.clear()
@@ -115,7 +115,7 @@ def sizes_that_a_group_lies_across_are_refused(subject: Subject) -> None:
 
 # Checks of MLA-04: the records of packed rows.
 
-LOUD_PACKED = 2.0**8
+LOUD_TILE = 2.0**8
 
 
 def packed(subject: Subject, count: int, tiles: int = 3) -> tuple[ObjectProxy, Pair]:
@@ -158,7 +158,7 @@ def every_tile_has_a_scale_of_its_own(subject: Subject) -> None:
     cache.clear()
     tiles = latent.reshape(3, -1, TILE)
     for token in range(3):  # per token a different tile is loud, and another is silent
-        tiles[token, token % tiles.shape[1]] *= np.float32(LOUD_PACKED)
+        tiles[token, token % tiles.shape[1]] *= np.float32(LOUD_TILE)
         tiles[token, (token + 1) % tiles.shape[1]] *= np.float32(0 if tiles.shape[1] > 2 else 2.0**-6)
     pair = round_to_input_dtype(subject, latent), rope
     cache.append(*pair)
@@ -184,7 +184,7 @@ def the_rope_part_is_rounded_and_never_scaled(subject: Subject) -> None:
     cache, (latent, rope) = packed(subject, 4)
     cache.clear()
     ties = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8), 1000.0, 2.0**-14, 0.0, -0.0, 3.140625], np.float32)
-    for loud in (1.0, float(LOUD_PACKED)):
+    for loud in (1.0, float(LOUD_TILE)):
         pair = round_to_input_dtype(subject, latent), round_to_input_dtype(subject, np.resize(ties, rope.shape) * loud)
         cache.append(*pair)
         assert_packed_records(subject, cache, pair, "with rope parts halfway between two bfloat16 numbers")

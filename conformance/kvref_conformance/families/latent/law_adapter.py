@@ -1,4 +1,4 @@
-"""The Stream of the latent cache, by which the laws use it. Its keys are the latents, its values the rope parts, of one head."""
+"""The law adapter of the latent cache. Its keys are the latents, its values the rope parts, of one head."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The laws: clauses about every family of caches. Each is checked on all families whose Stream class has what the check uses."""
+"""The laws: clauses about every family of caches. Each is checked on all families whose law adapter has what the check uses."""
 
 
 # The laws that the reference models of all caches can name.

@@ -224,7 +224,7 @@ def _at_the_edges(subject: Subject, family: Family, name: str, begun: Any) -> li
     return sorted({near for each in wanted if (near := limit.nearest(each)) <= LARGEST * max(begun, 1)} - {begun})
 
 
-# Checks of MOVE for every cache with `save` and `load`, through its Stream.
+# Checks of MOVE for every cache with `save` and `load`, through its law adapter.
 
 REFUSED = ("FileDamaged", "ConfigError", "CapacityExceeded", "OutOfBlocks")  # the last two: a size in the file was changed
 FLIPPED = 24  # bytes of a file that are changed, one per load
@@ -453,7 +453,7 @@ def thousands_of_tokens_come_one_by_one(stream: LawAdapter) -> None:
     growing.look()
 
 
-# Checks of LAW on every family, through its Stream.
+# Checks of LAW on every family, through its law adapter.
 
 
 @law("LAW-02b")

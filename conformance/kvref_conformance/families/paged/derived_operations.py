@@ -38,7 +38,7 @@ def length_of_what_is_gathered(cache: ObjectProxy, sequence: int, layer: int) ->
 
 def write_at_the_end(cache: ObjectProxy, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
     """Appends one token at a time, or an empty batch for 0 tokens. Writes before the end are not possible."""
-    shapes = [tuple(getattr(getattr(array, "array", array), "shape", ())) for array in (keys, values)]  # also of an Own
+    shapes = [tuple(getattr(getattr(array, "array", array), "shape", ())) for array in (keys, values)]  # also of an OwnArray
     if start != cache.length(sequence, layer) or shapes[0] != shapes[1] or len(shapes[0]) != 3:
         raise NotOffered("a write before the end, or of another shape than [n, heads, dim] (derived from append)")
     if shapes[0][0] == 0:

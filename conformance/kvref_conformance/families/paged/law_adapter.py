@@ -1,4 +1,4 @@
-"""The Stream of the paged cache, by which the laws use it: a stream is one sequence in one layer."""
+"""The law adapter of the paged cache: a stream is one sequence in one layer."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The Stream of the prefix cache, by which the laws use it: a paged stream whose sequences begin with a new token."""
+"""The law adapter of the prefix cache: a paged stream whose sequences begin with a new token."""
 
 from itertools import count
 from typing import Any

@@ -1,8 +1,9 @@
 """A nondeterministic model of the prefix index: which blocks are cached, and which of them are evictable.
 
 Cached blocks are identified by their tokens, not by a hash. A key has one copy or several, each with one block per layer. If the
-specification leaves a choice (which copy is found, whether equal blocks are merged), there is one `Kept` per possible state, as
-in paged/ownership_model.py. If the order of eviction is not known, evictable blocks become unsure: they can be cached or evicted.
+specification leaves a choice (which copy is found, whether equal blocks are merged), there is one `PrefixIndexState` per possible
+state, as in paged/ownership_model.py. If the order of eviction is not known, evictable blocks become unsure: they can be cached
+or evicted.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The Stream of the quantized cache, by which the laws use it: a stream is one layer."""
+"""The law adapter of the quantized cache: a stream is one layer."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress

@@ -13,7 +13,7 @@ from kvref_conformance.outcome import NotOffered
 
 def stepped_for_nobody(cache: ObjectProxy, keys: NDArray, values: NDArray) -> None:
     """Appends by `step`, with queries of zeros, and ignores the attention output."""
-    count = getattr(keys, "array", keys).shape[:1]  # keys may be an Own, and may have a wrong shape
+    count = getattr(keys, "array", keys).shape[:1]  # keys may be an OwnArray, and may have a wrong shape
     cache.step(np.zeros((*count, cache.config["num_kv_heads"], cache.config["head_dim"]), np.float32), keys, values, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""The Stream of the windowed cache, by which the laws use it. It stays shorter than the window, so that every token is stored."""
+"""The law adapter of the windowed cache. It stays shorter than the window, so that every token is stored."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

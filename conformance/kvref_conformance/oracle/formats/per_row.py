@@ -272,7 +272,7 @@ def unpacked(stored: NDArray, width: int, format: str) -> NDArray:
 
 
 def as_read(codes: NDArray, scale: NDArray | None, zero: NDArray | None, width: int, format: str, values: NDArray) -> StoredRows:
-    """Results of an implementation as Stored: codes unpacked, scales as float32. A missing zero of an affine format is NaN."""
+    """Results of an implementation as StoredRows: codes unpacked, scales as float32. A missing zero (affine formats) is NaN."""
     if format in GGML:
         got = ggml.read(np.asarray(codes, np.uint8), format)
         return StoredRows(got.codes, got.scale.astype(np.float32), got.least.astype(np.float32), values)
