@@ -1,4 +1,4 @@
-"""The reference model: float64 attention and the bound for float32 results. The model runner adds the rounding to narrower dtypes."""
+"""The reference model: float64 attention and the bound for float32 results. The model runner adds rounding to narrower dtypes."""
 
 from typing import Any
 
