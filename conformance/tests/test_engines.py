@@ -17,6 +17,7 @@ from kvref_zoo.mutant import NumpyImplementation
 
 
 class OneCanary(NumpyImplementation):
+    name = "one canary"
     limits: ClassVar = {"engine": {"context": 300, "period": 48, "window": 0, "recalls": 0}}
 
     def engine(self, cache_tokens, **sizes):
