@@ -41,6 +41,7 @@ class Subject(CallRecorder):
         self.family, self.clause = family, clause
         self.limits = Limits(getattr(implementation, "limits", None), implementation.formats)
         self.through: dict[str, str] = {}  # the derived operations that were used, with a description of the derivation
+        self.judged: Any = None  # judges its calls, in a check that has sessions (testlib/session.py)
         self._deriving: list[str] = []
 
     @property

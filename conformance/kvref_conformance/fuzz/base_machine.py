@@ -47,8 +47,8 @@ class FamilyStateMachine(RuleBasedStateMachine):
         self.going = self.search.begin()
         self.subject = Subject(self.search.implementation, np.random.default_rng(0), self.search.patience, self.family)
         self.subject.watchers += self.search.watchers
-        self.dialogue = CheckedSession(self.subject)
-        self.witness = self.dialogue.witness
+        self.calls = CheckedSession(self.subject)
+        self.models = self.calls.runner.models
         self.source = RowSource(self.subject.limits.dtypes(self.family)[0])
         self.objects: list[int] = []  # the objects whose observables are read after each call
         self.config: dict[str, Any] = {}  # the sizes of the object that was created last, within the limits
@@ -88,7 +88,7 @@ class FamilyStateMachine(RuleBasedStateMachine):
         """Make a call that changes nothing. Returns the result, or None if it raised a correct error."""
         if not self.going or on is None:
             return None
-        return self._call(f"{self.witness.models[on].family}.{name}", on, args)
+        return self._call(f"{self.models[on].family}.{name}", on, args)
 
     def call(self, name: str, on: int | None, /, **args: Any) -> Any:
         """Make a call, then read all observables. Returns the same as `ask`."""
@@ -108,14 +108,14 @@ class FamilyStateMachine(RuleBasedStateMachine):
             self.search.longest = self.subject.conversation
 
     def _look(self, number: int) -> None:
-        model = self.witness.models[number]
+        model = self.models[number]
         for name, args in model.looks():
             with self.subject.looking():
                 self._call(f"{model.family}.{name}", number, args)
 
     def _call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
         try:
-            return self.dialogue.say(op, on, args)
+            return self.calls.call(op, on, args)
         except NotOffered:
             return None
         except Broken as broken:

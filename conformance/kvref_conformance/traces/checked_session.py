@@ -14,13 +14,13 @@ class CheckedSession:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.witness = ModelRunner(subject.level, subject.limits)
+        self.runner = ModelRunner(subject.level, subject.limits)
         self._expected: Expectation | None = None
         self._judged: Exchange | None = None
         subject.watchers.append(self._expect)
         subject.listeners.append(self._judge)
 
-    def say(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
+    def call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
         """Make a call (or the calls of its derivation) and judge it. Returns the result, or None if it raised a correct error.
 
         Raises Broken with the broken clause if the reply is wrong; NotOffered; UnknownObject if no model covers the call.
@@ -39,11 +39,11 @@ class CheckedSession:
             return None
 
     def _expect(self, subject: Subject, exchange: Exchange) -> None:
-        self._expected = self.witness.expect(exchange.request)
+        self._expected = self.runner.expect(exchange.request)
 
     def _judge(self, exchange: Exchange) -> None:
         assert self._expected is not None
         if self.subject.changed:
             raise self.subject.changed
-        self.witness.judge(exchange, self._expected)
+        self.runner.judge(exchange, self._expected)
         self._judged = exchange

@@ -47,7 +47,7 @@ def hold(subject: Subject, requests: list[CallRequest], seconds: float = float("
     seconds: the time after which the replay stops.
     """
     subject.family = subject.family or next((request.family for request in requests), "")  # the family whose limits apply
-    dialogue, until = CheckedSession(subject), time.monotonic() + seconds
+    session, until = CheckedSession(subject), time.monotonic() + seconds
     numbers: dict[int, int] = {}  # maps the ids of the recorded requests to the ids of this replay
     results: dict[int, Any] = {}
     made, missing = None, list[str]()
@@ -61,7 +61,7 @@ def hold(subject: Subject, requests: list[CallRequest], seconds: float = float("
             continue  # it refers to a request that was left out
         try:
             within_limits(subject, request, args)
-            result = dialogue.say(request.op, on, args)
+            result = session.call(request.op, on, args)
         except NotOffered as lacking:
             missing.append(str(lacking))
             continue

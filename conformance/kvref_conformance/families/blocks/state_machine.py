@@ -30,7 +30,7 @@ class BlocksStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(index=INDEX)
     def free(self, index: int) -> None:
-        pool = self.witness.models[self.objects[0]]
+        pool = self.models[self.objects[0]]
         assert isinstance(pool, Blocks)
         block = one_of(pool.held, index)
         if block is not None:
@@ -39,7 +39,7 @@ class BlocksStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(index=INDEX)
     def share(self, index: int) -> None:
-        pool = self.witness.models[self.objects[0]]
+        pool = self.models[self.objects[0]]
         assert isinstance(pool, Blocks)
         block = one_of(pool.held, index)
         if block is not None:

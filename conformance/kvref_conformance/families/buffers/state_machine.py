@@ -21,7 +21,7 @@ class BuffersStateMachine(FamilyStateMachine):
 
     def held(self, index: int) -> int | None:
         """Returns a buffer: index 0 is the newest in use; released buffers follow after all buffers in use."""
-        buffers = {number: each for number in self.objects if isinstance(each := self.witness.models[number], Buffer)}
+        buffers = {number: each for number in self.objects if isinstance(each := self.models[number], Buffer)}
         ordered = sorted(buffers, key=lambda number: (not buffers[number].held, -number))
         return ordered[index % len(ordered)] if ordered else None
 
@@ -56,7 +56,7 @@ class BuffersStateMachine(FamilyStateMachine):
         """Release a buffer and acquire the next one of its class, which reuses the memory."""
         number = self.held(which)
         if number is not None:
-            buffer = self.witness.models[number]
+            buffer = self.models[number]
             assert isinstance(buffer, Buffer)
             self.call("release", number)
             self.acquire(buffer.bytes)

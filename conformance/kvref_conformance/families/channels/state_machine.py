@@ -32,7 +32,7 @@ class ChannelsStateMachine(FamilyStateMachine):
 
     @property
     def model(self) -> Channels:
-        found = self.witness.models[self.objects[0]]
+        found = self.models[self.objects[0]]
         assert isinstance(found, Channels)
         return found
 

@@ -27,7 +27,7 @@ class ContiguousStateMachine(FamilyStateMachine):
 
     def model(self, which: int) -> Contiguous:
         """Returns the reference model of one of the caches."""
-        found = self.witness.models[one_of(self.objects, which) or 0]
+        found = self.models[one_of(self.objects, which) or 0]
         assert isinstance(found, Contiguous)
         return found
 

@@ -28,7 +28,7 @@ class EngineStateMachine(FamilyStateMachine):
 
     @property
     def model(self) -> Engine:
-        found = self.witness.models[self.objects[0]]
+        found = self.models[self.objects[0]]
         assert isinstance(found, Engine)
         return found
 

@@ -51,7 +51,7 @@ class GroupedStateMachine(FamilyStateMachine):
 
     @property
     def known(self) -> Grouped:
-        found = self.witness.models[self.objects[0]]
+        found = self.models[self.objects[0]]
         assert isinstance(found, Grouped)
         return found
 

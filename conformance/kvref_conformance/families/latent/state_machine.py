@@ -28,7 +28,7 @@ class LatentStateMachine(FamilyStateMachine):
 
     @property
     def model(self) -> Latent:
-        model = self.witness.models[self.objects[0]]
+        model = self.models[self.objects[0]]
         assert isinstance(model, Latent)
         return model
 

@@ -28,7 +28,7 @@ class OffloadStateMachine(FamilyStateMachine):
 
     @property
     def known(self) -> Offload:
-        found = self.witness.models[self.objects[0]]
+        found = self.models[self.objects[0]]
         assert isinstance(found, Offload)
         return found
 

@@ -53,7 +53,7 @@ class PagedStateMachine(FamilyStateMachine):
 
     @property
     def model(self) -> Paged:
-        found = self.witness.models[self.objects[0]]
+        found = self.models[self.objects[0]]
         assert isinstance(found, Paged)
         return found
 

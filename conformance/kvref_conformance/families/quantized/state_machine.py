@@ -62,7 +62,7 @@ class QuantizedStateMachine(FamilyStateMachine):
     @rule(layer=ANY, position=POSITION, head=ANY, group=st.integers(1, 2), kind=kinds(everything=False))
     def read(self, layer: int, position: int, head: int, group: int, kind: str) -> None:
         layer, head = within(layer, self.layers), within(head, self.shape[0])
-        model = self.witness.models[self.objects[0]]
+        model = self.models[self.objects[0]]
         assert isinstance(model, Quantized)
         position = within(position, len(model.tokens[layer]) if layer < self.layers else 0)
         self.ask("read_token", self.objects[0], layer=layer, position=position)
@@ -74,7 +74,7 @@ class QuantizedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(back=BACK, layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
     def truncate(self, back: int, layer: int, count: int, kind: str, loud: float) -> None:
-        model = self.witness.models[self.objects[0]]
+        model = self.models[self.objects[0]]
         assert isinstance(model, Quantized)
         self.call("truncate", self.objects[0], length=min(map(len, model.tokens)) - back)
         self.append(layer, count, kind, loud)

@@ -30,7 +30,7 @@ class ShardedStateMachine(FamilyStateMachine):
 
     @property
     def model(self) -> Sharded:
-        model = self.witness.models[self.objects[0]]
+        model = self.models[self.objects[0]]
         assert isinstance(model, Sharded)
         return model
 

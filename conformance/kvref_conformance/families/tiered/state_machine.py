@@ -83,7 +83,7 @@ class TieredStateMachine(FamilyStateMachine):
         """longer: tokens by which the tail grows first, while the store has a token, so that `truncate` can remove tokens
         whose append migrated no other token.
         """
-        model = self.witness.models[self.objects[0]]
+        model = self.models[self.objects[0]]
         assert isinstance(model, Tiered)
         tail, warm, most = (model.policy[name] for name in ("tail_length", "warm_length", "max_tokens"))
         longer = min(longer, most - warm - tail - 1)

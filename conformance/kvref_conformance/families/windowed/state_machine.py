@@ -40,7 +40,7 @@ class WindowedStateMachine(FamilyStateMachine):
 
     @property
     def model(self) -> Windowed:
-        found = self.witness.models[self.objects[0]]
+        found = self.models[self.objects[0]]
         assert isinstance(found, Windowed)
         return found
 

@@ -1,0 +1,74 @@
+"""The session of a check: the calls that it makes, each judged by the family's model, and looks at what its objects contain.
+
+A check calls the object of its `Session` as usual. The model predicts each reply, so that the check needs no copy of what the
+object must contain. Each clause also has a check that compares with a value that the check itself computes or states, because
+the model could be wrong.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvref_conformance.calls.messages import Exchange
+from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.subject import Subject
+from kvref_conformance.oracle.model_runner import UnknownObject
+from kvref_conformance.oracle.reference_model import ReferenceModel
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.testlib.fixtures import new
+from kvref_conformance.traces.checked_session import CheckedSession
+
+CONTENTS = ("length", "seq_len", "total_tokens", "gather", "read", "read_tokens")  # what `look` observes unless told otherwise
+
+
+class JudgedCalls(CheckedSession):
+    """Judges the calls of a subject. A wrong reply breaks the clause of the check, whichever clause the model names.
+
+    A call that no model covers is not judged.
+    """
+
+    def _expect(self, subject: Subject, exchange: Exchange) -> None:
+        self._expected = None
+        try:
+            super()._expect(subject, exchange)
+        except UnknownObject:
+            return
+
+    def _judge(self, exchange: Exchange) -> None:
+        if self._expected is None:
+            return
+        try:
+            self.runner.judge(exchange, self._expected)
+        except Broken as broken:
+            broken.clause = ""
+            raise
+
+
+class Session:
+    """An object of the check's family, all calls of which are judged. A check may have several sessions."""
+
+    def __init__(self, subject: Subject, make: Callable[[], ObjectProxy] | None = None, **changes: Any) -> None:
+        """make: creates the object; the default is a small one of the family, with some sizes changed. Raises NotOffered."""
+        self.subject = subject
+        subject.judged = subject.judged or JudgedCalls(subject)
+        self._runner = subject.judged.runner
+        self.cache = make() if make else new(subject, subject.family, **changes)
+
+    @property
+    def model(self) -> ReferenceModel:
+        return self._runner.models[self.cache.id]
+
+    def look(self, *names: str) -> None:
+        """Makes the calls that read lengths and contents, or the calls with these names. The model judges the replies.
+
+        Raises Broken; NotOffered if the implementation provides none of them.
+        """
+        looks = [(name, args) for name, args in self.model.looks() if name in (names or CONTENTS)]
+        missing: list[NotOffered] = []
+        for name, args in looks:
+            try:
+                with self.subject.looking():
+                    self.subject.call(f"{self.model.family}.{name}", self.cache.id, args)
+            except NotOffered as error:
+                missing.append(error)
+        if looks and len(missing) == len(looks):
+            raise missing[0]
