@@ -55,7 +55,8 @@ class Session:
 
     @property
     def model(self) -> ReferenceModel:
-        return self._runner.models[self.cache.id]
+        model: ReferenceModel = self._runner.models[self.cache.id]
+        return model
 
     def look(self, *names: str) -> None:
         """Makes the calls that read lengths and contents, or the calls with these names. The model judges the replies.
