@@ -47,6 +47,7 @@ BadCall = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method a
 
 
 SHAPE = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window")  # sizes that must match to load a file
+TRUNCATABLE = 9  # tokens: as many as the checks of `truncate` append, except at production sizes
 MANY_TOKENS = 11  # tokens: more than a block, a tail or an initial capacity contains
 
 
@@ -118,6 +119,11 @@ class LawAdapter(ABC):
             seen["keys"], seen["values"] = (np.array(part) for part in self.read())
             return seen | dict(self.numbers())
 
+    def contents(self) -> dict[str, Any]:
+        """The observables that do not depend on how much memory the contents use."""
+        memory = ("num_free_blocks", "utilization", "blocks of", "capacity")
+        return {name: value for name, value in self.observe().items() if not name.startswith(memory)}
+
     @abstractmethod
     def numbers(self) -> Iterable[tuple[str, Any]]:
         """(name, value) of all observables other than the tokens and their number."""
@@ -178,6 +184,21 @@ class LawAdapter(ABC):
     def in_formats(self) -> "Iterator[LawAdapter]":
         """New streams in formats with scales, one per kind of format, with sizes that are multiples of the format's groups."""
         raise NotImplementedError
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> "Iterator[LawAdapter]":
+        """New streams with room for `tokens` tokens, whose truncation is exact (EDIT-06), one per format and layout."""
+        raise NotImplementedError
+
+    def truncate_arguments(self, length: int) -> tuple[int, ...]:
+        return (length,)
+
+    def truncate(self, length: int) -> None:
+        self.cache.truncate(*self.truncate_arguments(length))
+        self.taken = length
+
+    def with_room(self, tokens: int, **changes: Any) -> "LawAdapter":
+        """A stream of a new cache, with other sizes if `tokens` tokens do not fit the small ones."""
+        return self.fresh(**(self.sizes_for(tokens) if tokens > TRUNCATABLE else {}) | changes)
 
     def saved(self) -> Any:
         """The result of `save`, uint8 [n]."""

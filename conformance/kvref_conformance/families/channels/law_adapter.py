@@ -10,7 +10,7 @@ from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats.kivi import reads
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.testlib.fixtures import different_size, pair_of_tokens, random_tokens
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter
+from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, TRUNCATABLE, BadCall, Counter, LawAdapter
 
 COUNTS = ("quantized_keys", "quantized_values", "memory_bytes")
 
@@ -79,6 +79,10 @@ class ChannelsLawAdapter(LawAdapter):
         yield from (("append", (keys, values)) for _ in range(3))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        residual = tokens + -tokens % 32
+        yield self.fresh(residual=residual, max_tokens=2 * residual)
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"max_tokens": tokens}

@@ -7,8 +7,11 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.testlib.fixtures import batch_major, different_size, random_tokens
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter
+from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.token_storage import tokens_as
+from kvref_conformance.testlib.fixtures import batch_major, different_size, formats_of, random_tokens
+from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, TRUNCATABLE, BadCall, Counter, LawAdapter
 
 
 class ContiguousLawAdapter(LawAdapter):
@@ -28,6 +31,9 @@ class ContiguousLawAdapter(LawAdapter):
     def read(self) -> tuple[NDArray, NDArray]:
         keys, values = self.cache.read()
         return keys[0].transpose(1, 0, 2), values[0].transpose(1, 0, 2)
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
+        return tokens_as(keys, self.config["dtype"]), tokens_as(values, self.config["dtype"])
 
     def forget(self) -> None:
         self.cache.reset()
@@ -57,6 +63,10 @@ class ContiguousLawAdapter(LawAdapter):
         yield from (("advance", (count,)) for count in (*NEGATIVE, LARGEST_JSON_INTEGER))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room()))
         yield from (("reset", ()), ("reset", ()), ("advance", (-1,)), ("truncate", (1,)))
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        for name in formats_of(self.subject, "dtype", *PLAIN):
+            yield self.with_room(tokens, dtype=name)
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"max_seq_len": tokens, "initial_capacity": 16}

@@ -17,6 +17,7 @@ from kvref_conformance.testlib.fixtures import different_size, pair_of_tokens, r
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
+    TRUNCATABLE,
     BadCall,
     Counter,
     LawAdapter,
@@ -102,6 +103,12 @@ class GroupedLawAdapter(LawAdapter):
         for sequence in (-1, LARGEST_JSON_INTEGER, self.sequence, self.sequence):
             self.dropped |= sequence == self.sequence
             yield "drop", (sequence,)
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        yield self.with_room(tokens, window=tokens + 1)
+
+    def truncate_arguments(self, length: int) -> tuple[int, ...]:
+        return self.sequence, length
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         size = self.subject.size("block_size", 16)

@@ -7,10 +7,11 @@ import numpy as np
 
 from kvref_conformance.families.latent.projections import heads_of, sizes_of
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats.mla import row_as, row_bytes
+from kvref_conformance.oracle.formats import PACKED, PLAIN
+from kvref_conformance.oracle.formats.mla import TILE, row_as, row_bytes
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.testlib.fixtures import different_size, one_of_each_kind, random_tokens
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter
+from kvref_conformance.testlib.fixtures import different_size, formats_of, one_of_each_kind, random_tokens
+from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, TRUNCATABLE, BadCall, Counter, LawAdapter
 
 
 class LatentLawAdapter(LawAdapter):
@@ -97,6 +98,11 @@ class LatentLawAdapter(LawAdapter):
         yield from (("append", (latent, rope)) for _ in range(5))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
         yield from (("clear", ()), ("clear", ()), ("append", (latent, rope[: different_size(5)])), ("truncate", (1,)))
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        for name in formats_of(self.subject, "dtype", *PLAIN, PACKED):
+            rank = {"rank": 2 * TILE} if name == PACKED else {}
+            yield self.fresh(dtype=name, **rank, **({"max_tokens": tokens} if tokens > TRUNCATABLE else {}))
 
     def room(self) -> int:
         return int(self.config["max_tokens"])

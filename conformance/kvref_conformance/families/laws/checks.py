@@ -1,4 +1,7 @@
-"""Checks of LAW-16, LAW-17, FMT-LEVEL-04 and FMT-LEVEL-05: who owns an array, and which dtypes are accepted."""
+"""The laws: checks of every family, through its law adapter.
+
+Topics: ownership of arrays, dtypes, counters, invalid calls, sizes, save and load, production sizes, contents.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +26,7 @@ from kvref_conformance.testlib.registry import law, of_each_configuration
 
 
 @law("LAW-16")
-def what_is_handed_in_is_left_alone(stream: LawAdapter) -> None:
+def append_leaves_its_arguments_unchanged(stream: LawAdapter) -> None:
     subject = stream.subject
     subject.in_this_process()
     given = stream.tokens(subject.size("tokens", 5))
@@ -36,7 +39,7 @@ def what_is_handed_in_is_left_alone(stream: LawAdapter) -> None:
 
 
 @law("LAW-17", "read_as_is")
-def what_was_read_stays(stream: LawAdapter) -> None:
+def read_results_stay_after_later_calls(stream: LawAdapter) -> None:
     subject = stream.subject
     subject.in_this_process()
     filled(stream, 4)
@@ -54,7 +57,7 @@ def what_was_read_stays(stream: LawAdapter) -> None:
 
 
 @law("FMT-LEVEL-04b")
-def float64_is_refused(stream: LawAdapter) -> None:
+def append_of_float64_raises(stream: LawAdapter) -> None:
     filled(stream, 2)
     before = stream.observe()
     keys, values = (stream.laid_out(part) for part in stream.tokens(1))
@@ -66,7 +69,7 @@ def float64_is_refused(stream: LawAdapter) -> None:
 
 
 @law("FMT-LEVEL-05", "quantizing")
-def what_a_cache_takes_never_reads_back_infinite(stream: LawAdapter) -> None:
+def accepted_tokens_read_back_finite(stream: LawAdapter) -> None:
     subject = stream.subject
     for quantizing in stream.quantizing():
         token = round_to_input_dtype(subject, np.full((1, subject.heads, subject.dim), NEAR[0] * largest(subject)))
@@ -84,7 +87,7 @@ TOKENS = 11, 29  # the number appended first, and the largest number after all c
 
 
 @law("LAW-19", "wrong_use", "counters")
-def counters_stay_counters(stream: LawAdapter) -> None:
+def counters_stay_within_bounds(stream: LawAdapter) -> None:
     stream.append(*stream.tokens(TOKENS[0]))
     for name, args in stream.wrong_use():
         tried(getattr(stream.cache, name), *args)
@@ -96,7 +99,7 @@ def counters_stay_counters(stream: LawAdapter) -> None:
 
 
 @law("LAW-10")
-def a_wrong_shape_is_refused(stream: LawAdapter) -> None:
+def append_of_a_wrong_shape_raises(stream: LawAdapter) -> None:
     filled(stream)
     before = stream.observe()
     for keys, values in stream.wrong_shapes():
@@ -106,7 +109,7 @@ def a_wrong_shape_is_refused(stream: LawAdapter) -> None:
 
 
 @law("LAW-10", "other_ways_in")
-def a_wrong_shape_is_refused_by_every_way_in(stream: LawAdapter) -> None:
+def other_operations_reject_wrong_shapes(stream: LawAdapter) -> None:
     filled(stream)
     before, tried = stream.observe(), 0
     for method, calls in stream.other_ways_in().items():
@@ -121,7 +124,7 @@ def a_wrong_shape_is_refused_by_every_way_in(stream: LawAdapter) -> None:
 
 
 @law("LAW-11", "out_of_range")
-def what_is_out_of_range_is_refused(stream: LawAdapter) -> None:
+def arguments_out_of_range_raise(stream: LawAdapter) -> None:
     filled(stream)
     before = stream.observe()
     for kind, method, arguments in stream.out_of_range():
@@ -131,7 +134,7 @@ def what_is_out_of_range_is_refused(stream: LawAdapter) -> None:
 
 
 @law("LAW-01")
-def an_operation_that_raises_leaves_no_trace(stream: LawAdapter) -> None:
+def calls_that_raise_change_nothing(stream: LawAdapter) -> None:
     """A call that raises no such error breaks other clauses. It is left out, and the rest begins again in a new stream."""
     stream, keys, values = filled(stream)
     before, left_out = stream.observe(), set[int]()
@@ -185,7 +188,7 @@ BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, None, "2")
 
 
 @of_each_configuration("LAW-12a")
-def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Family) -> None:
+def new_with_invalid_sizes_raises(subject: Subject, family: Family) -> None:
     new(subject, family.name)
     tried = 0
     for name, value in family.small.items():
@@ -199,108 +202,102 @@ def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Fam
         raise NotOffered("a factory that accepts sizes")
 
 
-ODD = (1, 3, 7)  # sizes to try where the limits name none
+ODD_SIZES = (1, 3, 7)  # sizes to try where the limits name none
 FEW = 3  # values to try at each end of a list of allowed values
 LARGEST = 64  # times the size that checks use by default; larger sizes would need too much memory
 
 
 @of_each_configuration("LAW-12b")
-def what_the_limits_allow_is_made(subject: Subject, family: Family) -> None:
-    begun = new(subject, family.name).config
+def new_accepts_every_size_within_the_limits(subject: Subject, family: Family) -> None:
+    default = new(subject, family.name).config
     for name in family.small:
-        for value in _at_the_edges(subject, family, name, begun[name]):
+        for value in _at_the_edges(subject, family, name, default[name]):
             with suppress(NotOffered):  # the format is not provided, or the sizes are not valid together
                 new(subject, family.name, **{name: value})
 
 
-def _at_the_edges(subject: Subject, family: Family, name: str, begun: Any) -> list[Any]:
-    """Returns values that the limits allow, without `begun`, the value that checks use by default."""
+def _at_the_edges(subject: Subject, family: Family, name: str, default: Any) -> list[Any]:
+    """Returns values that the limits allow, without `default`, the value that checks use by default."""
     if name in family.formats:
         return [each for each in family.formats[name] if supports(subject, name, each)]
     limit = subject.limits.of(family.name, name)
     ends = sorted(limit.among)
-    wanted = {*ends[:FEW], *ends[-FEW:], *ODD, limit.least + 1, limit.most or begun}
+    wanted = {*ends[:FEW], *ends[-FEW:], *ODD_SIZES, limit.least + 1, limit.most or default}
     wanted |= {0} if name in family.may_be_zero else set()
-    return sorted({near for each in wanted if (near := limit.nearest(each)) <= LARGEST * max(begun, 1)} - {begun})
+    return sorted({near for each in wanted if (near := limit.nearest(each)) <= LARGEST * max(default, 1)} - {default})
 
 
 # Checks of MOVE for every cache with `save` and `load`, through its law adapter.
 
 REFUSED = ("FileDamaged", "ConfigError", "CapacityExceeded", "OutOfBlocks")  # the last two: a size in the file was changed
 FLIPPED = 24  # bytes of a file that are changed, one per load
-TEXT = b"not a cache at all, but a text of some length, as a person would write it into a file"
+NO_CACHE = b"not a cache at all, but a text of some length, as a person would write it into a file"
 
 
-def seen(stream: LawAdapter) -> dict[str, Any]:
-    """Returns the observables that do not depend on how much memory the contents take."""
-    room = ("num_free_blocks", "utilization", "blocks of")
-    return {name: what for name, what in stream.observe().items() if not name.startswith(room)}
-
-
-def is_as(stream: LawAdapter, other: LawAdapter, when: str) -> None:
+def assert_same_tokens(stream: LawAdapter, other: LawAdapter, when: str) -> None:
     """Raises Broken unless two streams have the same length and read the same bits."""
     assert_equal(len(stream), len(other), f"number of tokens {when}")
     assert_pair(stream.read(), other.read(), f"the tokens {when}")
 
 
 @law("MOVE-01ac", "saved_as_is")
-def what_is_loaded_reads_as_what_was_saved(stream: LawAdapter) -> None:
+def load_restores_what_was_saved(stream: LawAdapter) -> None:
     filled(stream)
     loaded = stream.fresh()
     loaded.load(stream.saved())
     loaded.taken = stream.taken
-    same_observables(seen(loaded), seen(stream), "after load into another cache")
+    same_observables(loaded.contents(), stream.contents(), "after load into another cache")
     more = stream.tokens(3)
     for each in (stream, loaded):
         each.append(*more)
-    is_as(loaded, stream, "after load and an append of 3")
+    assert_same_tokens(loaded, stream, "after load and an append of 3")
 
 
 @law("MOVE-01cd", "saved_as_is")
-def what_is_loaded_takes_the_place_of_what_was_there(stream: LawAdapter) -> None:
+def load_replaces_the_contents(stream: LawAdapter) -> None:
     filled(stream, 5)
     loaded, _, _ = filled(stream.fresh())
     loaded.load(stream.saved())
     loaded.taken = stream.taken
-    is_as(loaded, stream, "after load into a cache with more tokens")
+    assert_same_tokens(loaded, stream, "after load into a cache with more tokens")
     for each in (stream, loaded):
         each.forget()
-    is_as(loaded, stream, "after load and clear")
+    assert_same_tokens(loaded, stream, "after load and clear")
 
 
 @law("LAW-08", "saved_as_is")
-def data_that_is_overwritten_after_load_changes_nothing(stream: LawAdapter) -> None:
+def loaded_data_may_be_overwritten(stream: LawAdapter) -> None:
     stream.subject.in_this_process()
     filled(stream)
     loaded, data = stream.fresh(), stream.subject.own(stream.saved())
     loaded.load(data)
     loaded.taken = stream.taken
     data.fill(77)
-    is_as(loaded, stream, "after load, when the data was overwritten")
+    assert_same_tokens(loaded, stream, "after load, when the data was overwritten")
 
 
 @law("MOVE-01b", "saved_as_is", "in_formats")
-def nothing_is_quantized_again(stream: LawAdapter) -> None:
+def save_and_load_do_not_quantize_again(stream: LawAdapter) -> None:
     for each in stream.in_formats():
         filled(each, 5)
         loaded, again = each.fresh(**each.config), each.fresh(**each.config)
         loaded.load(each.saved())
         again.load(loaded.saved())
         for other, times in ((loaded, "after load"), (again, "after load, save and load")):
-            is_as(other, each, f"of {each.config} {times}")
+            assert_same_tokens(other, each, f"of {each.config} {times}")
 
 
 @law("MOVE-02a", "saved_as_is")
-def it_is_loaded_where_other_sizes_do_not_matter(stream: LawAdapter) -> None:
+def load_ignores_sizes_that_do_not_matter(stream: LawAdapter) -> None:
     filled(stream)
     other = stream.elsewhere()
     other.need_room(MANY_TOKENS)
     other.load(stream.saved())
-    is_as(other, stream, f"after load into a cache of {other.config}, saved from one of {stream.config}")
+    assert_same_tokens(other, stream, f"after load into a cache of {other.config}, saved from one of {stream.config}")
 
 
 @law("MOVE-02b", "saved_as_is")
-def another_shape_is_refused(stream: LawAdapter) -> None:
+def load_of_another_shape_raises(stream: LawAdapter) -> None:
     filled(stream, 3)
     data, tried = stream.saved(), 0
     for other in stream.unlike():
@@ -315,7 +312,7 @@ def another_shape_is_refused(stream: LawAdapter) -> None:
 
 
 @law("MOVE-03a", "saved_as_is")
-def a_damaged_file_changes_nothing(stream: LawAdapter) -> None:
+def load_of_a_damaged_file_changes_nothing(stream: LawAdapter) -> None:
     filled(stream, 4)
     data = stream.saved()
     stream.append(*stream.tokens(2))
@@ -324,32 +321,32 @@ def a_damaged_file_changes_nothing(stream: LawAdapter) -> None:
     for place in places.tolist():
         changed = data.copy()
         changed[place] ^= 1 << int(stream.subject.rng.integers(8))
-        refuses(stream, changed, before, f"of {len(data)} bytes with byte {place} changed")
+        assert_load_is_rejected(stream, changed, before, f"of {len(data)} bytes with byte {place} changed")
 
 
 @law("MOVE-03bc", "saved_as_is")
-def a_file_cut_short_changes_nothing(stream: LawAdapter) -> None:
+def load_of_a_truncated_file_changes_nothing(stream: LawAdapter) -> None:
     filled(stream, 4)
     data = stream.saved()
     stream.append(*stream.tokens(2))
     before, end = stream.observe(), len(data)
     for length in dict.fromkeys((0, 1, min(8, end - 1), end // 3, end * 2 // 3, end - 1)):
-        refuses(stream, data[:length], before, f"of the first {length} of {end} bytes")
-    refuses(stream, np.concatenate([data, data[-4:]]), before, "of a file with 4 more bytes")
-    refuses(stream, np.zeros(end, np.uint8), before, f"of {end} zero bytes")
-    refuses(stream, np.frombuffer(TEXT, np.uint8).copy(), before, "of a file of text")
+        assert_load_is_rejected(stream, data[:length], before, f"of the first {length} of {end} bytes")
+    assert_load_is_rejected(stream, np.concatenate([data, data[-4:]]), before, "of a file with 4 more bytes")
+    assert_load_is_rejected(stream, np.zeros(end, np.uint8), before, f"of {end} zero bytes")
+    assert_load_is_rejected(stream, np.frombuffer(NO_CACHE, np.uint8).copy(), before, "of a file of text")
     stream.load(data)
     assert_equal(len(stream), 4, "number of tokens after load of the whole file")
 
 
-def refuses(stream: LawAdapter, data: NDArray, before: dict[str, Any], what: str) -> None:
+def assert_load_is_rejected(stream: LawAdapter, data: NDArray, before: dict[str, Any], what: str) -> None:
     with raises(*REFUSED):
         stream.load(data)
     same_observables(stream.observe(), before, f"after a rejected load {what}")
 
 
 @law("MOVE-04a", "saved_as_is")
-def saving_has_no_effect(stream: LawAdapter) -> None:
+def save_changes_nothing(stream: LawAdapter) -> None:
     filled(stream, 5)
     before = stream.observe()
     stream.saved()
@@ -357,35 +354,35 @@ def saving_has_no_effect(stream: LawAdapter) -> None:
 
 
 @law("MOVE-04b", "saved_as_is")
-def later_writes_are_not_in_it(stream: LawAdapter) -> None:
+def saved_data_excludes_later_writes(stream: LawAdapter) -> None:
     filled(stream, 5)
-    before, data = seen(stream), OwnArray(stream.saved_as_is())
+    before, data = stream.contents(), OwnArray(stream.saved_as_is())
     stream.append(*stream.tokens(3))
     stream.forget()
     stream.append(*stream.tokens(6))
     stream.saved()  # must not change `data`
     stream.load(data)
     stream.taken = 5
-    same_observables(seen(stream), before, "after load of a file saved before other tokens were written")
+    same_observables(stream.contents(), before, "after load of a file saved before other tokens were written")
 
 
 @law("MOVE-07", "saved_as_is")
-def nothing_is_loaded_as_nothing(stream: LawAdapter) -> None:
+def load_of_an_empty_cache_empties_the_cache(stream: LawAdapter) -> None:
     nothing = stream.saved()
     full, keys, values = filled(stream.fresh(), 5)
     full.load(nothing)
     full.taken = 0
     assert_equal(len(full), 0, "number of tokens after load of an empty cache")
-    is_as(full, stream, "after load of an empty cache")
+    assert_same_tokens(full, stream, "after load of an empty cache")
     for each in (full, stream):
         each.append(keys, values)
-    is_as(full, stream, "after load of an empty cache and an append")
+    assert_same_tokens(full, stream, "after load of an empty cache and an append")
 
 
 # Checks of LAW-18: the laws at production sizes.
 
 LONG = 4100  # tokens: more than every power of two that is tested, and not a multiple of a block
-SOME = 300  # tokens, or owners: more than fit in a byte
+HUNDREDS = 300  # tokens, or owners: more than fit in a byte
 
 
 def new_filled_stream(stream: LawAdapter, tokens: int, heads: int, dim: int) -> FilledStream:
@@ -394,7 +391,7 @@ def new_filled_stream(stream: LawAdapter, tokens: int, heads: int, dim: int) -> 
 
 
 @law("LAW-18", "sizes_for")
-def tokens_stay_on_both_sides_of_powers_of_two(stream: LawAdapter) -> None:
+def appends_at_powers_of_two_keep_every_token(stream: LawAdapter) -> None:
     long = new_filled_stream(stream, LONG, 1, 64)
     for length in edges(affordable(stream.subject, long.room)):
         long.up_to(length)
@@ -404,7 +401,7 @@ def tokens_stay_on_both_sides_of_powers_of_two(stream: LawAdapter) -> None:
 
 
 @law("LAW-18", "sizes_for")
-def rows_of_any_width_are_kept_to_their_end(stream: LawAdapter) -> None:
+def rows_of_any_width_are_stored_whole(stream: LawAdapter) -> None:
     for dim in DIMS:
         wide = new_filled_stream(stream, 64, 3, dim)
         for count in (33, 7):
@@ -413,9 +410,9 @@ def rows_of_any_width_are_kept_to_their_end(stream: LawAdapter) -> None:
 
 
 @law("LAW-18", "sizes_for")
-def hundreds_of_tokens_come_one_by_one(stream: LawAdapter) -> None:
+def hundreds_of_single_appends_keep_every_token(stream: LawAdapter) -> None:
     growing = new_filled_stream(stream, LONG, 2, 64)
-    for length in range(1, min(SOME, growing.room) + 1):
+    for length in range(1, min(HUNDREDS, growing.room) + 1):
         growing.append(1)
         if length % 64 in (0, 1):
             growing.look()
@@ -423,10 +420,10 @@ def hundreds_of_tokens_come_one_by_one(stream: LawAdapter) -> None:
 
 
 @law("LAW-18", "sizes_for")
-def hundreds_of_owners_follow_each_other(stream: LawAdapter) -> None:
+def hundreds_of_sequences_reuse_the_memory(stream: LawAdapter) -> None:
     passing = new_filled_stream(stream, 64, 2, 64)
-    for number in range(SOME):
-        passing.append(affordable(stream.subject, 17 + number % 16, SOME))
+    for number in range(HUNDREDS):
+        passing.append(affordable(stream.subject, 17 + number % 16, HUNDREDS))
         if number % 50 in (0, 49):
             passing.look()
         passing.forget()
@@ -435,7 +432,7 @@ def hundreds_of_owners_follow_each_other(stream: LawAdapter) -> None:
 
 
 @law("LAW-18", "sizes_for", real=True)
-def caches_as_models_have_them_are_filled(stream: LawAdapter) -> None:
+def caches_of_model_sizes_keep_every_token(stream: LawAdapter) -> None:
     for heads, dim in MODELS:
         model = new_filled_stream(stream, 2100, heads, dim)
         for count in (1000, 23, 1, 1, 1022, 1, 1, 1):
@@ -444,7 +441,7 @@ def caches_as_models_have_them_are_filled(stream: LawAdapter) -> None:
 
 
 @law("LAW-18", "sizes_for", real=True)
-def thousands_of_tokens_come_one_by_one(stream: LawAdapter) -> None:
+def thousands_of_single_appends_keep_every_token(stream: LawAdapter) -> None:
     growing = new_filled_stream(stream, LONG, 1, 128)
     while growing.count < min(growing.room, LONG):
         growing.append(1)
@@ -457,14 +454,14 @@ def thousands_of_tokens_come_one_by_one(stream: LawAdapter) -> None:
 
 
 @law("LAW-02b")
-def keys_and_values_are_stored_apart(stream: LawAdapter) -> None:
+def keys_and_values_are_stored_separately(stream: LawAdapter) -> None:
     keys, values = stream.tokens(MANY_TOKENS)
     stream.append(keys, np.zeros_like(values))
     reads(stream.subject, stream.read(), stream.expected(keys, np.zeros_like(values)), "tokens whose values are all zero")
 
 
 @law("LAW-02a")
-def two_caches_share_nothing(stream: LawAdapter) -> None:
+def caches_are_independent(stream: LawAdapter) -> None:
     first, keys, values = filled(stream)
     second, _, _ = filled(stream.fresh())
     second.append(*stream.tokens(2))
@@ -472,7 +469,7 @@ def two_caches_share_nothing(stream: LawAdapter) -> None:
 
 
 @law("LAW-04")
-def what_is_read_is_what_was_written(stream: LawAdapter) -> None:
+def reads_return_what_was_written(stream: LawAdapter) -> None:
     _, keys, values = filled(stream)
     assert_equal(len(stream), MANY_TOKENS, f"number of tokens after appends of {MANY_TOKENS}")
     reads(stream.subject, stream.read(), stream.expected(keys, values), f"the tokens after appends of {MANY_TOKENS}")
@@ -483,7 +480,7 @@ def what_is_read_is_what_was_written(stream: LawAdapter) -> None:
 
 
 @law("LAW-05b")
-def nothing_of_the_last_owner_is_left(stream: LawAdapter) -> None:
+def cleared_tokens_cannot_be_read(stream: LawAdapter) -> None:
     filled(stream)
     stream.forget()
     assert_equal(len(stream), 0, "number of tokens after clear or drop")
@@ -493,7 +490,7 @@ def nothing_of_the_last_owner_is_left(stream: LawAdapter) -> None:
 
 
 @law("LAW-06")
-def pieces_leave_what_the_whole_leaves(stream: LawAdapter) -> None:
+def appends_in_chunks_equal_one_append(stream: LawAdapter) -> None:
     stream.subject.need(tokens=2)
     whole, keys, values = filled(stream, stream.subject.size("tokens", MANY_TOKENS))
     for size in (1, 2, 4, 7):
@@ -504,7 +501,7 @@ def pieces_leave_what_the_whole_leaves(stream: LawAdapter) -> None:
 
 
 @law("LAW-07")
-def two_streams_can_take_turns(stream: LawAdapter) -> None:
+def interleaved_calls_equal_separate_calls(stream: LawAdapter) -> None:
     def run(order: str) -> list[dict[str, Any]]:
         first = stream.fresh()
         streams = {"a": first, "b": first.another()}
@@ -523,7 +520,7 @@ def two_streams_can_take_turns(stream: LawAdapter) -> None:
 
 
 @law("LAW-08")
-def an_array_changed_afterwards_changes_nothing(stream: LawAdapter) -> None:
+def appended_arrays_may_be_overwritten(stream: LawAdapter) -> None:
     stream.subject.in_this_process()
     keys, values = stream.tokens(stream.subject.size("tokens", MANY_TOKENS))
     stream.need_room(len(keys))
@@ -535,7 +532,7 @@ def an_array_changed_afterwards_changes_nothing(stream: LawAdapter) -> None:
 
 
 @law("LAW-09")
-def the_same_calls_give_the_same_bits(stream: LawAdapter) -> None:
+def equal_calls_return_equal_bits(stream: LawAdapter) -> None:
     first, keys, values = filled(stream)
     second = stream.fresh()
     second.append(keys, values)
@@ -543,7 +540,7 @@ def the_same_calls_give_the_same_bits(stream: LawAdapter) -> None:
 
 
 @law("LAW-13ab")
-def no_tokens_change_nothing(stream: LawAdapter) -> None:
+def append_of_no_tokens_changes_nothing(stream: LawAdapter) -> None:
     for count in (0, MANY_TOKENS):
         empty = stream.fresh()
         empty.append(*stream.tokens(count))
@@ -553,7 +550,7 @@ def no_tokens_change_nothing(stream: LawAdapter) -> None:
 
 
 @law("LAW-14")
-def what_is_not_finite_never_reads_back_finite(stream: LawAdapter) -> None:
+def non_finite_tokens_never_read_back_finite(stream: LawAdapter) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         for which in ("keys", "values"):
             stream, _, _ = filled(stream.fresh(), 2)
@@ -575,7 +572,7 @@ def what_is_not_finite_never_reads_back_finite(stream: LawAdapter) -> None:
 
 
 @law("LAW-15")
-def inputs_may_be_views(stream: LawAdapter) -> None:
+def append_accepts_views(stream: LawAdapter) -> None:
     subject = stream.subject
     subject.in_this_process("views of memory")
 

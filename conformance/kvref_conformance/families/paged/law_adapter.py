@@ -16,6 +16,7 @@ from kvref_conformance.testlib.fixtures import blocks_of, different_size, one_of
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
+    TRUNCATABLE,
     BadCall,
     Counter,
     LawAdapter,
@@ -140,6 +141,12 @@ class PagedLawAdapter(LawAdapter):
         for sequence in (-1, LARGEST_JSON_INTEGER, self.sequence, self.sequence):
             self.dropped |= sequence == self.sequence
             yield "drop", (sequence,)
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        yield self.with_room(tokens, num_layers=1)
+
+    def truncate_arguments(self, length: int) -> tuple[int, ...]:
+        return self.sequence, length
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         size = self.subject.size("block_size", 16)

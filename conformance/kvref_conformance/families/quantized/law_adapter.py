@@ -19,7 +19,15 @@ from kvref_conformance.testlib.fixtures import (
     random_tokens,
     sample_formats,
 )
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter, wrong_queries
+from kvref_conformance.testlib.law_adapter import (
+    LARGEST_JSON_INTEGER,
+    NEGATIVE,
+    TRUNCATABLE,
+    BadCall,
+    Counter,
+    LawAdapter,
+    wrong_queries,
+)
 
 
 def formats_of_tokens(subject: Subject) -> list[str]:
@@ -73,6 +81,10 @@ class QuantizedLawAdapter(LawAdapter):
                 raise
             none = random_tokens(self.subject, 0)  # derived read operations cannot read 0 positions
             return none, none
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        for name in formats_of_tokens(self.subject):
+            yield self.with_room(tokens, format=name, num_layers=1)
 
     def saved_as_is(self) -> Any:
         return self.cache.as_is("save")

@@ -7,10 +7,19 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families.sharded.fixture import grids
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import queries
 from kvref_conformance.testlib.fixtures import different_size, pair_of_tokens
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter, wrong_queries
+from kvref_conformance.testlib.law_adapter import (
+    LARGEST_JSON_INTEGER,
+    NEGATIVE,
+    TRUNCATABLE,
+    BadCall,
+    Counter,
+    LawAdapter,
+    wrong_queries,
+)
 
 OF_A_RANK = ("read_rank", "heads", "positions", "block_table", "num_bytes", "lose", "lose_in_append")
 
@@ -67,6 +76,10 @@ class ShardedLawAdapter(LawAdapter):
             ("lose", (rank,)) for rank in (*NEGATIVE, LARGEST_JSON_INTEGER, *([self.ranks[-1]] * 2 if self.ranks[-1] else ()))
         )
         yield from (("append", (keys, values)), ("truncate", (1,)), ("clear", ()), ("attend", (np.zeros_like(keys), 1.0)))
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        for ranks in grids(self.subject, (2, 3), (4, 1), (1, 2)):
+            yield self.with_room(tokens, **{name: ranks[name] for name in ("head_ranks", "token_ranks")})
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         size, columns = self.subject.size("block_size", 16), self.subject.size("token_ranks", 3)

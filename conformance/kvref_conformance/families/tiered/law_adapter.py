@@ -5,10 +5,18 @@ from typing import Any
 
 from kvref_conformance.families.tiered.tier_model import POLICY, settled
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import AFFINE, dim_of
+from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC, dim_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.testlib.fixtures import formats_of, one_of_each_kind, pair_of_tokens
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter, wrong_queries
+from kvref_conformance.testlib.law_adapter import (
+    LARGEST_JSON_INTEGER,
+    NEGATIVE,
+    TRUNCATABLE,
+    BadCall,
+    Counter,
+    LawAdapter,
+    wrong_queries,
+)
 
 
 class TieredLawAdapter(LawAdapter):
@@ -54,6 +62,19 @@ class TieredLawAdapter(LawAdapter):
         yield from (("append", (keys, values)) for _ in range(5))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        def formats(name: str) -> list[str]:
+            return formats_of(self.subject, name, *(PLAIN if name == "tail_dtype" else (*AFFINE, *SYMMETRIC)))
+
+        policies: list[dict[str, Any]] = [{"tail_length": tokens, "tail_dtype": name} for name in formats("tail_dtype")]
+        policies += [{"tail_length": 0, "warm_length": 0, "store_format": name} for name in formats("store_format")]
+        policies += [{"tail_length": 0, "warm_length": tokens, "warm_format": name} for name in formats("warm_format")]
+        for policy in policies:
+            stream = self.with_room(tokens, **{"max_tokens": tokens + 20, "warm_length": 2} | policy)
+            newest = next(stream.config[name] for name in ("tail_length", "warm_length", "max_tokens") if stream.config[name])
+            if newest >= tokens:  # otherwise a token migrates, and its truncation may raise NotTruncatable
+                yield stream
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         tail, warm = min(256, tokens // 2), min(64, tokens // 4)

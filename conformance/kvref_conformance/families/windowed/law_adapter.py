@@ -5,11 +5,19 @@ from typing import Any
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import AFFINE, SYMMETRIC, dim_of
+from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC, dim_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.token_storage import tokens_as
 from kvref_conformance.testlib.fixtures import formats_of, one_of_each_kind, pair_of_tokens, random_tokens
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, BadCall, Counter, LawAdapter, wrong_queries
+from kvref_conformance.testlib.law_adapter import (
+    LARGEST_JSON_INTEGER,
+    NEGATIVE,
+    TRUNCATABLE,
+    BadCall,
+    Counter,
+    LawAdapter,
+    wrong_queries,
+)
 
 
 class WindowedLawAdapter(LawAdapter):
@@ -59,6 +67,10 @@ class WindowedLawAdapter(LawAdapter):
         yield from (("read", ([position],)) for position in (*NEGATIVE, LARGEST_JSON_INTEGER, 0))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
+
+    def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+        for name in formats_of(self.subject, "dtype", *SYMMETRIC, *AFFINE, *PLAIN):
+            yield self.with_room(tokens, dtype=name, rollback=tokens)
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"window": tokens}

@@ -1,0 +1,115 @@
+"""Checks of EDIT-01, EDIT-02 and EDIT-03, and of LAW-18 and LAW-20 for `truncate`, on every family with `truncatable` streams."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises, reads
+from kvref_conformance.testlib.fixtures import round_to_input_dtype
+from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
+from kvref_conformance.testlib.law_adapter import TRUNCATABLE, LawAdapter, filled, same_observables
+from kvref_conformance.testlib.production_sizes import FilledStream, affordable, edges
+from kvref_conformance.testlib.registry import law
+
+LOUD, QUIET = 2.0**8, 2.0**-8  # factors: the removed tokens would dominate, or lie below, any scale that they share with others
+
+
+def truncatable(stream: LawAdapter, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
+    """The family's truncatable streams. Raises NotOffered if there are none."""
+    found = False
+    for cache in stream.truncatable(tokens):
+        found = True
+        yield cache
+    if not found:
+        raise NotOffered(f"a cache from which any of {tokens} tokens can be truncated")
+
+
+@law("EDIT-01ac", "truncatable")
+def truncate_keeps_the_first_tokens(stream: LawAdapter) -> None:
+    for cache in truncatable(stream):
+        _, keys, values = filled(cache, 7)
+        for length in (6, 3, 2, 0):
+            before = cache.read()
+            cache.truncate(length)
+            when = f"after truncate({length}), with {cache.config}"
+            assert_equal(len(cache), length, f"length {when}")
+            assert_pair(cache.read(), (before[0][:length], before[1][:length]), f"tokens {when}, compared with before")
+            reads(cache.subject, cache.read(), cache.expected(keys[:length], values[:length]), f"tokens {when}")
+
+
+@law("EDIT-02ab", "truncatable")
+def truncate_past_the_end_raises(stream: LawAdapter) -> None:
+    for cache in truncatable(stream):
+        filled(cache, 5)
+        before = cache.observe()
+        for length in cache.subject.integers(6, max(6, cache.room()), cache.room() + 1, -1, -5, -6):
+            with raises("PositionOutOfRange"):
+                cache.truncate(length)
+            same_observables(cache.observe(), before, f"after truncate({length}) of 5 tokens raised PositionOutOfRange")
+        before = cache.contents()
+        cache.truncate(5)
+        same_observables(cache.contents(), before, "after truncate(5) of 5 tokens")
+
+
+@law("EDIT-03", "truncatable")
+def truncated_tokens_change_no_later_result(stream: LawAdapter) -> None:
+    subject = stream.subject
+    for cache in truncatable(stream):
+        for factor in (LOUD, QUIET):
+            cache = cache.fresh(**cache.config)
+            _, keys, values = filled(cache, 4)
+            for draft, length, count in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # the last keeps one token of the draft
+                drafted = [round_to_input_dtype(subject, part * factor) for part in cache.tokens(draft)]
+                cache.append(*drafted)
+                cache.truncate(length)
+                more = cache.tokens(count)
+                cache.append(*more)
+                keys, values = (
+                    np.concatenate([np.concatenate([old, new])[:length], last])
+                    for old, new, last in zip((keys, values), drafted, more, strict=True)
+                )
+                other = cache.fresh(**cache.config)
+                other.append(keys, values)
+                when = f"after a draft of {draft}, truncate({length}) and an append of {count}, with {cache.config}"
+                same_observables(cache.contents(), other.contents(), f"{when}, compared with a cache without the draft")
+                reads(subject, cache.read(), cache.expected(keys, values), f"tokens {when}")
+
+
+@law("LAW-18", "truncatable", "sizes_for")
+def truncate_works_at_any_length(stream: LawAdapter) -> None:
+    """Drafts of five tokens are truncated at powers of two and their neighbors, upwards and downwards."""
+    for cache in truncatable(stream, 600):
+        long = FilledStream(cache)
+        drafts = FilledStream(cache, 1, long.written)
+        ends = edges(affordable(stream.subject, min(long.room, 600), 2) - 5)
+        for end in ends:
+            long.up_to(end)
+            drafts.count = end
+            drafts.append(5)
+            cache.truncate(end)
+            long.look()
+        for end in reversed(ends):
+            cache.truncate(end)
+            long.count = end
+            long.look()
+
+
+@law("LAW-20", "truncatable")
+def truncate_accepts_every_integer_type(stream: LawAdapter) -> None:
+    """The lengths are beyond the range of 8-bit integers, in sum."""
+    cache = next(truncatable(stream, 300))
+    if cache.room() < 160:
+        raise NotOffered(f"room for 160 tokens, where its limits leave {cache.room()}")
+    keys, values = cache.tokens(110)
+
+    def script(typed: TypedIntegers) -> Iterator[Seen]:
+        one = cache.fresh(**cache.config)
+        one.append(keys, values)
+        for time in range(3):
+            yield f"truncate(100), call {time + 1}", typed.call(one.cache, "truncate", *one.truncate_arguments(100))
+            one.append(keys[:60], values[:60])
+            yield f"length after an append of 60, call {time + 1}", len(one)
+        yield "160 tokens", one.read()
+
+    the_same_in_any_type(stream.subject, script)
