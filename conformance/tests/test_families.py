@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -12,83 +12,32 @@ import pytest
 
 import kvref_conformance
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.families import PARTS, Family, all_families, folders, names
+from kvref_conformance.families import Family, all_families, folders, names
 from kvref_conformance.oracle.reference_model import FunctionModel
 from kvref_conformance.testlib.registry import all_checks
 
 ROOT = Path(kvref_conformance.__file__).parent
-STATELESS = "a function has no state: no calls lead up to anything, and no tokens are appended"
-NO_TOKENS = "no tokens are appended to a pool"
-ONE_BY_ONE = "its stream serves one request after the other, and there is nothing to serve where there is none"
-TWO_WIDTHS = "a workload is of keys and values of one width, and a row's two parts are of two"
-SHOWN = "what came says whose it is by itself"
-PLAIN = "none of its operations can be derived from others"
-FUNCTIONS = ("elements", "rows", "kernels", "attention")
-MOVED = ("hosted", "offload")
-ABSENT = {
-    **{(family, part): STATELESS for family in FUNCTIONS for part in ("state_machine", "law_adapter")},
-    **{(family, "law_adapter"): NO_TOKENS for family in ("blocks", "buffers", "offload")},
-    ("hosted", "law_adapter"): "blocks are written as a whole, and no tokens are appended to a block",
-    ("engine", "law_adapter"): "its tokens are words, which are not read as keys and values",
-    **{(family, "soak_driver"): ONE_BY_ONE for family in names() if family not in ("paged", "prefix")},
-    ("latent", "soak_driver"): TWO_WIDTHS,
-    **{(family, "diagnosis"): SHOWN for family in names() if family != "engine"},
-    **{(family, "derived_operations"): PLAIN for family in (*FUNCTIONS, "buffers", *MOVED)},
-}  # fmt: skip
-
-CACHES = (
-    "contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "channels", "tiered", "pooled", "latent", "sharded",
-)  # fmt: skip
-EMPTY = {
-    "small": (FUNCTIONS, STATELESS),
-    "speaks_for": (FUNCTIONS, STATELESS),
-    "gives": ((*FUNCTIONS, "contiguous", "channels", "pooled", "sharded", *MOVED), "no later call refers to it"),
-    "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers", *MOVED), "no argument is a list of what it gave"),
-    "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine", "offload"), "none of its sizes is a format"),
-    "may_be_zero": (
-        (*FUNCTIONS, "quantized", "buffers", "pooled", "latent", "sharded"), "with a size of zero it would be nothing",
-    ),
-    "holds": (
-        (*FUNCTIONS, *(each for each in CACHES if each not in ("tiered", "pooled")), "blocks", "buffers", "engine", *MOVED),
-        "no size is a part of another",
-    ),
-    "multiples": (tuple(name for name in names() if name != "grouped"), "no size is a multiple of another"),
-    "appending": ((*FUNCTIONS, "blocks", "buffers", "engine", *MOVED), "no arrays of tokens are appended"),
-    "whole": (tuple(name for name in names() if name != "grouped"), "several calls leave what one does"),
-    "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),
-    "token_axis": (tuple(names()), "tokens come before heads and head_dim"),
-    "encodes": (tuple(names()), "its formats are what it stores, and what it is handed"),
-}  # fmt: skip
-FULL = {
-    "several": {"paged", "prefix"},
-    "counted_as": {"paged", "prefix"},
-    "token_axis": {"contiguous", "latent"},
-    "encodes": {"elements", "rows"},
-}  # families above that name nearly all parts
 
 
-@pytest.mark.parametrize("field", EMPTY)
-def test_a_record_has_every_field_or_a_reason(field):
-    families, why = EMPTY[field]
-    default = -3 if field == "token_axis" else None
-    empty = {name for name, record in all_families().items() if (getattr(record, field) or None) == default}
-    assert empty == set(families) - FULL.get(field, set()), why
-
-
-def test_every_field_of_a_record_is_looked_at():
-    assert set(EMPTY) == {each.name for each in fields(Family)} - {"name", "chapter", "fits", "goes"}
+@pytest.mark.parametrize(
+    "field", [each.name for each in fields(Family) if each.default is not MISSING or each.default_factory is not MISSING]
+)
+def test_every_optional_field_of_a_record_is_used_by_some_family(field):
+    bare = Family("bare", "bare")
+    assert any(getattr(record, field) != getattr(bare, field) for record in all_families().values())
 
 
 @pytest.mark.parametrize("family", names())
-@pytest.mark.parametrize("part", PARTS)
-def test_a_family_has_every_part_or_a_reason(family, part):
-    assert (all_families()[family].part(part) is None) == ((family, part) in ABSENT), ABSENT.get((family, part))
+def test_a_family_has_the_parts_that_its_record_calls_for(family):
+    record = all_families()[family]
+    assert (record.state_machine is not None) == bool(record.small)
+    assert (record.law_adapter is not None) == bool(record.appending)
+    assert record.part("model")
 
 
 @pytest.mark.parametrize("family", names())
 def test_a_record_says_everything(family):
     record = all_families()[family]
-    assert bool(record.small) == (family not in FUNCTIONS)
     assert bool(record.speaks_for) == (record.state_machine is not None)
     assert list(record.checks())
     assert set(record.formats) <= set(record.small)

@@ -1,0 +1,203 @@
+"""The scaffold. It edits a checkout of the repository, prints what it wrote, and what is left to do."""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import kvref_conformance
+from kvref_conformance.clauses import CHAPTERS, all_clauses, spec
+from kvref_conformance.families import all_families, names
+
+ROOT = Path(kvref_conformance.__file__).parents[2]
+FAMILIES = "conformance/kvref_conformance/families"
+BUGS = "conformance/tests/bugs"
+ADAPTERS = "conformance/adapters"
+TEMPLATES = Environment(
+    loader=PackageLoader("kvref_conformance.new"), undefined=StrictUndefined, keep_trailing_newline=True,
+    variable_start_string="<<", variable_end_string=">>", trim_blocks=True,
+)  # fmt: skip
+
+AFTER_CLAUSE = """
+Next:
+  1. Write the requirement, the reason and the example in {spec}. With several requirements, write a list
+     "- (a) ...", "- (b) ..." and cite the letters: @check("{clause}ab", "{family}").
+  2. Write the check in {checks}, and plant a bug that it must find in {bugs}.
+  3. Make the reference satisfy it, and run:
+       kvref check reference --family {family} --clause {clause}
+       pytest kvref/spec conformance/tests/test_broken.py -k {clause}
+If they apply:
+  - {family}/model.py: predict the reply, name the clause, and list it in speaks_for, if a call sequence can show a violation.
+  - {family}/state_machine.py: a state in which it is likely to be violated.
+  - conformance/kvref_zoo/{family}.py: a public bug, as a wrong cache of a few lines.
+At the end:
+  kvref vectors -o conformance/vectors; python -m kvref_conformance.generate_protocol; nox -s docs; pytest"""
+
+AFTER_FAMILY = """
+The new family works: it is a list of tokens with a maximum length. Change it into yours. See that all is in place:
+  kvref check reference --family {family}
+  pytest kvref/spec/{family}.md conformance/tests/test_families.py conformance/tests/test_broken.py -k {code}
+Next:
+  1. kvref/spec/{family}.md: one clause per requirement (more: python -m kvref_conformance.new clause {code}-04 TITLE).
+  2. families/{family}/__init__.py: the operations, their errors, the sizes, and a sample call of each operation.
+  3. kvref/{family}.py: the reference. Other backends need no code of their own if it uses backend.xp.
+  4. families/{family}/model.py: the expected replies, independently of the reference. checks.py: the checks.
+  5. families/{family}/state_machine.py, and law_adapter.py, by which the laws run on the family.
+Optional: derived_operations.py (operations that follow from others), soak_driver.py, diagnosis.py; the zoo; a page in docs/how.
+At the end:
+  kvref vectors -o conformance/vectors; python -m kvref_conformance.generate_protocol; nox -s docs; pytest"""
+
+AFTER_ADAPTER = """
+Next:
+  1. {adapter}: call the project's cache. Operations that it lacks stay absent; sizes that it lacks go into `limits`.
+  2. {install}: the commands that install the project.
+  3. pip install -e conformance/adapters; kvref check {name}
+  4. nox -s "others(project='{project}')" writes the results. Describe each failed clause in {findings}."""
+
+
+class ScaffoldError(Exception):
+    """A name or title is unusable, or exists. The message says what is expected."""
+
+
+def render(template: str, values: Mapping[str, str]) -> str:
+    return TEMPLATES.get_template(f"{template}.jinja").render(values)
+
+
+def write_file(path: str, template: str, **values: str) -> None:
+    """Renders a template into a new file of the repository."""
+    target = ROOT / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(render(template, values), encoding="utf-8")
+    print(f"wrote   {path}")
+
+
+def insert(path: str, text: str, before: str = "") -> None:
+    """Inserts text before the first occurrence of a string in a file, or appends it."""
+    target = ROOT / path
+    old = target.read_text(encoding="utf-8")
+    if before not in old:
+        raise ScaffoldError(f"{path}: expected it to contain {before!r}")
+    at = old.index(before) if before else len(old)
+    target.write_text(old[:at] + text + old[at:], encoding="utf-8")
+    print(f"edited  {path}")
+
+
+def new_clause(clause: str, title: str, family: str | None) -> str:
+    """Adds a section to the chapter, a check and a planted bug. Returns what is left to do."""
+    if not re.fullmatch(r"[A-Z]+(-[A-Z0-9]+)?-\d\d", clause):
+        raise ScaffoldError(f"clause: expected an id such as PAGED-19, got {clause!r}")
+    if clause in all_clauses():
+        raise ScaffoldError(f"clause: {clause} exists ({all_clauses()[clause].title})")
+    prefix = clause.rpartition("-")[0]
+    chapters = [chapter for chapter in spec() if any(each.id.rpartition("-")[0] == prefix for each in chapter.clauses)]
+    if not chapters:
+        known = sorted({id.rpartition("-")[0] for id in all_clauses()})
+        raise ScaffoldError(f"clause: expected an id that begins with one of {', '.join(known)}, got {clause!r}")
+    chapter = chapters[0].clauses[0].path.stem
+    family = family or next((each.name for each in all_families().values() if each.chapter == chapter), None)
+    if family not in names():
+        raise ScaffoldError(f"--family: expected one of {', '.join(names())}, got {family!r}")
+    values = {"clause": clause, "title": title, "family": family, "name": re.sub(r"\W+", "_", title.lower()).strip("_")}
+    places = {"spec": f"kvref/spec/{chapter}.md", "checks": f"{FAMILIES}/{family}/checks.py", "bugs": f"{BUGS}/{family}.py"}
+    insert(places["spec"], render("clause.md", values))
+    insert(places["checks"], render("check.py", values))
+    if (ROOT / places["bugs"]).exists():
+        insert(places["bugs"], render("bug.py", values))
+    else:
+        write_file(places["bugs"], "bug_module.py", **values)
+    return AFTER_CLAUSE.format(clause=clause, family=family, **places)
+
+
+def new_family(family: str, title: str) -> str:
+    """Adds a complete small family with a chapter of three clauses, and its reference. Returns what is left to do."""
+    if not re.fullmatch(r"[a-z]+", family):
+        raise ScaffoldError(f"family: expected lower-case letters, as in 'windowed', got {family!r}")
+    code = family.upper()
+    if family in names() or family in CHAPTERS or (ROOT / f"kvref/{family}.py").exists():
+        raise ScaffoldError(f"family: {family} exists, as a family, a chapter or a module of kvref")
+    if any(id.startswith(f"{code}-") for id in all_clauses()):
+        raise ScaffoldError(f"family: clauses {code}-* exist")
+    values = {"family": family, "Family": family.capitalize(), "code": code, "title": title}
+    write_file(f"kvref/spec/{family}.md", "family/chapter.md", **values)
+    write_file(f"kvref/{family}.py", "family/reference.py", **values)
+    for part in ("__init__", "model", "checks", "state_machine", "law_adapter"):
+        write_file(f"{FAMILIES}/{family}/{part}.py", f"family/{part}.py", **values)
+    write_file(f"{BUGS}/{family}.py", "family/bugs.py", **values)
+    insert("conformance/kvref_conformance/clauses.py", f'"{family}", ', before='"attention", "kernels"')
+    name = values["Family"]
+    insert(
+        "conformance/kvref_conformance/implementations/backends.py",
+        render("family/factory.py", values),
+        before="    def offload(self",
+    )
+    insert("kvref/__init__.py", f"from kvref.{family} import {name}Cache, {name}Config\n", before="\n__version__")
+    insert("kvref/__init__.py", f'    "{name}Cache",\n    "{name}Config",\n', before='    "attention",')
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "--fix", "kvref/__init__.py"], cwd=ROOT, check=False)
+    return AFTER_FAMILY.format(family=family, code=code)
+
+
+def new_adapter(project: str, family: str) -> str:
+    """Adds a folder for a third-party project, with an adapter of one family. Returns what is left to do."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", project):
+        raise ScaffoldError(f"project: expected a Python module name such as mlx_lm, got {project!r}")
+    if family not in names():
+        raise ScaffoldError(f"--family: expected one of {', '.join(names())}, got {family!r}")
+    folder = f"{ADAPTERS}/kvref_adapters/{project}"
+    if (ROOT / folder).exists():
+        raise ScaffoldError(f"project: {folder} exists")
+    record, name = all_families()[family], project.replace("_", "-")
+    operations = [each for each in vars(record.protocol) if not each.startswith("_") and callable(getattr(record.protocol, each))]
+    values = {"project": project, "name": name, "family": family, "Project": project.title().replace("_", "")}
+    write_file(f"{folder}/adapter.py", "adapter/adapter.py", operations=", ".join(operations), **values)
+    write_file(f"{folder}/findings.md", "adapter/findings.md", **values)
+    write_file(f"{folder}/install.txt", "adapter/install.txt", **values)
+    entry = f'{name} = "kvref_adapters.{project}.adapter:{values["Project"]}"\n'
+    insert(f"{ADAPTERS}/pyproject.toml", entry, before=_next_entry(name))
+    places = {each: f"{folder}/{each}" for each in ("adapter.py", "findings.md", "install.txt")}
+    return AFTER_ADAPTER.format(
+        adapter=places["adapter.py"], findings=places["findings.md"], install=places["install.txt"], name=name, project=project
+    )
+
+
+def _next_entry(name: str) -> str:
+    """The first entry point of the adapters after this name, in alphabetical order."""
+    lines = (ROOT / ADAPTERS / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    entries = [line for line in lines if '= "kvref_adapters.' in line]
+    return next((line for line in entries if line > name), entries[-1])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kvref_conformance.new", description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    clause = kinds.add_parser("clause", help="a clause of an existing chapter, with a check and a planted bug")
+    clause.add_argument("id", help="id of the clause: PAGED-19")
+    clause.add_argument("title", help="title, an indicative sentence: 'Truncation frees blocks'")
+    clause.add_argument("--family", help="family of the check (default: the first family of the chapter)")
+    family = kinds.add_parser("family", help="a family, with a chapter, a reference, and all parts that the judge needs")
+    family.add_argument("name", help="name of the factory and of the folder: ring")
+    family.add_argument("title", help="title of the chapter: 'Ring cache'")
+    adapter = kinds.add_parser("adapter", help="an adapter of a third-party project")
+    adapter.add_argument("project", help="name of the project as a Python module: mlx_lm")
+    adapter.add_argument("--family", default="contiguous", help="family that the project implements (default contiguous)")
+    asked = parser.parse_args(argv)
+    if not (ROOT / "kvref/spec").is_dir() or not (ROOT / BUGS).is_dir():
+        parser.error(f"expected kvref to be installed from a checkout (pip install -e .), got {ROOT}")
+    try:
+        if asked.kind == "clause":
+            print(new_clause(asked.id, asked.title, asked.family))
+        elif asked.kind == "family":
+            print(new_family(asked.name, asked.title))
+        else:
+            print(new_adapter(asked.project, asked.family))
+    except ScaffoldError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
