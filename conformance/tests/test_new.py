@@ -75,7 +75,7 @@ def test_a_new_adapter_has_an_entry_point_and_lists_the_operations(checkout):
     ("args", "message"),
     [
         (("clause", "PAGED-06", "Slots"), "PAGED-06 exists"),
-        (("clause", "PAGED6", "Slots"), "expected an id such as PAGED-19, got 'PAGED6'"),
+        (("clause", "PAGED6", "Slots"), "expected an id such as SHARE-10, got 'PAGED6'"),
         (("clause", "PAGD-06", "Slots"), "expected an id that begins with one of ATTN"),
         (("clause", "PAGED-99", "Slots", "--family", "page"), "--family: expected one of"),
         (("family", "paged", "Paged cache"), "paged exists"),

@@ -89,7 +89,7 @@ def insert(path: str, text: str, before: str = "") -> None:
 def new_clause(clause: str, title: str, family: str | None) -> str:
     """Adds a section to the chapter, a check and a planted bug. Returns what is left to do."""
     if not re.fullmatch(r"[A-Z]+(-[A-Z0-9]+)?-\d\d", clause):
-        raise ScaffoldError(f"clause: expected an id such as PAGED-19, got {clause!r}")
+        raise ScaffoldError(f"clause: expected an id such as SHARE-10, got {clause!r}")
     if clause in all_clauses():
         raise ScaffoldError(f"clause: {clause} exists ({all_clauses()[clause].title})")
     prefix = clause.rpartition("-")[0]
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kvref_conformance.new", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     clause = kinds.add_parser("clause", help="a clause of an existing chapter, with a check and a planted bug")
-    clause.add_argument("id", help="id of the clause: PAGED-19")
+    clause.add_argument("id", help="id of the clause: SHARE-10")
     clause.add_argument("title", help="title, an indicative sentence: 'Truncation frees blocks'")
     clause.add_argument("--family", help="family of the check (default: the first family of the chapter)")
     family = kinds.add_parser("family", help="a family, with a chapter, a reference, and all parts that the judge needs")
