@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 # From top to bottom: a part may import the parts below it.
 PARTS = {
     ("the judge", "conformance/kvref_conformance"): {
-        "families": "checks and a model per family", "testlib": "fixtures and assertions of checks",
+        "families": "checks and a model per family", "testlib": "sessions, laws, assertions",
         "fuzz": "random sequences of calls", "oracle": "exact results: fractions, float64",
         "calls": "calls and their records", "traces": "call traces, shrinking", "limits.py": "sizes an implementation supports",
         "runner": "check runner and verdicts", "implementations": "lookup by name, own adapters",
