@@ -110,7 +110,7 @@ def test_a_buffer_with_memory_of_another(subject):
     first.release()
     pool.acquire(100).extend(np.ones(2, np.float32))
     assert met("buffers", subject.conversation) == {
-        "a buffer holds less than its memory did before", "a free buffer is served",
+        "a buffer contains less than its memory did before", "acquire returns a free buffer",
     }  # fmt: skip
 
 

@@ -158,7 +158,7 @@ def test_without_a_name_the_checks_are_listed(kvref):
     assert done.returncode == 0
     assert done.stdout.splitlines()[:2] == [
         "BLOCK-05 · A block cannot be freed twice",
-        "  a block cannot be freed twice (blocks)",
+        "  free twice raises (blocks)",
     ]
 
 

@@ -101,7 +101,7 @@ def test_every_call_is_shown(kvref, tmp_path):
 
 def test_every_call_of_a_check_is_shown_too(kvref, tmp_path):
     """A trace that only its check can judge: the check runs again, and its calls are shown, whether it passes or fails."""
-    check = "free and used blocks add up (blocks)"
+    check = "num free and num used add up (blocks)"
     written(tmp_path / "check.jsonl", [], "check", "LAW-03", check)
     done = kvref("replay", "check.jsonl", "numpy")
     assert done.returncode == 0, done.stderr

@@ -157,7 +157,7 @@ def test_the_command_shows_where_they_part(kvref, small):
     done = kvref("--check", str(small), "zoo:blocks-freed-twice")
     assert (done.returncode, done.stderr) == (1, "")
     assert "BLOCK-05 · A block cannot be freed twice   (zoo:blocks-freed-twice)" in done.stdout
-    assert re.search(r"first mismatch at line \d+ of \S+/checks/BLOCK-05-a-block-cannot-be-freed-twice-blocks.jsonl", done.stdout)
+    assert re.search(r"first mismatch at line \d+ of \S+/checks/BLOCK-05-free-twice-raises-blocks.jsonl", done.stdout)
     assert "expected BlockNotAllocated to be raised\n    got      no error" in done.stdout
     done = kvref("--check", str(small), "numpy")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "every reply matches the vectors")

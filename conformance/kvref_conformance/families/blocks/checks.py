@@ -3,142 +3,151 @@
 from collections.abc import Iterator
 from contextlib import suppress
 
-from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.families.blocks.model import Blocks
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import assert_equal, raises, true
 from kvref_conformance.testlib.fixtures import new
 from kvref_conformance.testlib.integer_types import REFUSED, Seen, TypedIntegers, the_same_in_any_type
 from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, Counter, tried, within_bounds
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.session import Session
+
+
+class PoolFixture(Session):
+    """A block pool. The model contains the references of each block."""
+
+    model: Blocks
+
+    def __init__(self, subject: Subject, count: int = 0, num_blocks: int = 5) -> None:
+        """count: the number of blocks to allocate, all at most."""
+        super().__init__(subject, num_blocks=num_blocks)
+        self.total: int = self.cache.config["num_blocks"]
+        self.allocated = [self.cache.allocate() for _ in range(min(count, self.total))]
+
+    @property
+    def free_blocks(self) -> set[int]:
+        return set(range(self.total)) - self.model.references_of.keys()
+
+    def look(self, *names: str) -> None:
+        super().look(*(names or ("num_free", "num_used")))
+
+    def reject(self, operation: str, *blocks: int) -> None:
+        """Makes the call with each of these blocks. Raises Broken unless each call raises and changes nothing."""
+        for block in blocks:
+            with raises("BlockNotAllocated"):
+                getattr(self.cache, operation)(block)
+            self.look()
+
+    def exhaust(self) -> None:
+        """Allocates all blocks that must be free."""
+        for _ in self.free_blocks:
+            self.cache.allocate()
 
 
 @check("BLOCK-01", "blocks")
-def a_new_pool_is_all_free(subject: Subject) -> None:
+def new_pool_has_only_free_blocks(subject: Subject) -> None:
     for wanted in (0, 1, 5):
         size = subject.size("num_blocks", wanted)
         pool = new(subject, "blocks", num_blocks=size)
-        assert_equal(
-            (pool.num_blocks, pool.num_free, pool.num_used), (size, size, 0), f"total, free and used of a pool of {size}"
-        )
+        assert_equal((pool.num_blocks, pool.num_free, pool.num_used), (size, size, 0), "total, free and used of a new pool")
 
 
 @check("BLOCK-02", "blocks")
-def a_block_handed_out_is_no_one_elses(subject: Subject) -> None:
-    pool, held = new(subject, "blocks"), set[int]()
-    total = pool.config["num_blocks"]
-    for _ in range(total):
-        block = pool.allocate()
-        good = block in range(total) and block not in held
-        true(good, "the allocated block", f"a block in [0, {total}) not in {held}", block)
-        held.add(block)
+def allocate_returns_each_block_once(subject: Subject) -> None:
+    pool = PoolFixture(subject)
+    allocated = [pool.cache.allocate() for _ in range(pool.total)]
+    assert_equal(sorted(allocated), list(range(pool.total)), "allocated blocks, sorted")
 
 
 @check("BLOCK-03", "blocks")
-def an_empty_pool_raises(subject: Subject) -> None:
+def allocate_from_an_exhausted_pool_raises(subject: Subject) -> None:
     for wanted in (0, 2):
         size = subject.size("num_blocks", wanted)
-        pool = new(subject, "blocks", num_blocks=size)
-        for _ in range(size):
-            pool.allocate()
+        pool = PoolFixture(subject, size, num_blocks=size).cache
         with raises("OutOfBlocks"):
             pool.allocate()
         assert_equal((pool.num_free, pool.num_used), (0, size), "free and used after OutOfBlocks")
 
 
 @check("BLOCK-04", "blocks")
-def a_freed_block_can_be_allocated_again(subject: Subject) -> None:
-    pool = new(subject, "blocks", num_blocks=3)
-    held = [pool.allocate() for _ in range(pool.config["num_blocks"])]
-    for block in (held[len(held) // 2], held[0], held[-1]):
-        pool.free(block)
-        assert_equal(pool.num_free, 1, "free blocks after one was freed")
-        assert_equal(pool.allocate(), block, "the only free block")
+def free_makes_a_block_available_again(subject: Subject) -> None:
+    pool = PoolFixture(subject, num_blocks=3)
+    allocated = [pool.cache.allocate() for _ in range(pool.total)]
+    for block in (allocated[pool.total // 2], allocated[0], allocated[-1]):
+        pool.cache.free(block)
+        assert_equal(pool.cache.num_free, 1, "free blocks after one was freed")
+        assert_equal(pool.cache.allocate(), block, "the only free block")
 
 
 @check("BLOCK-05a", "blocks")
-def a_block_cannot_be_freed_twice(subject: Subject) -> None:
-    pool = new(subject, "blocks")
-    total = pool.config["num_blocks"]
-    first, *held = [pool.allocate() for _ in range(min(3, total))]
-    pool.free(first)
+def free_twice_raises(subject: Subject) -> None:
+    pool = PoolFixture(subject, 3)
+    pool.cache.free(pool.allocated[0])
     with raises("BlockNotAllocated"):
-        pool.free(first)
-    assert_equal((pool.num_free, pool.num_used), (total - len(held), len(held)), "free and used after freeing a block twice")
-    owners = [*held, *(pool.allocate() for _ in range(total - len(held)))]
-    assert_equal(len(set(owners)), total, "distinct blocks allocated after freeing one twice")
+        pool.cache.free(pool.allocated[0])
+    pool.look()
+    pool.exhaust()
 
 
 @check("BLOCK-05b", "blocks")
-def a_block_never_allocated_cannot_be_freed(subject: Subject) -> None:
-    pool = new(subject, "blocks")
-    total, block = pool.config["num_blocks"], pool.allocate()
-    for stranger in subject.integers(-1, total, total + 1000, *(set(range(total)) - {block})):
-        with raises("BlockNotAllocated"):
-            pool.free(stranger)
-    assert_equal((pool.num_free, pool.num_used), (total - 1, 1), "free and used after freeing blocks that are not allocated")
+def free_of_a_block_that_was_not_allocated_raises(subject: Subject) -> None:
+    pool = PoolFixture(subject, 1)
+    pool.reject("free", *subject.integers(-1, pool.total, pool.total + 1000, *pool.free_blocks))
+    numbers = pool.cache.num_free, pool.cache.num_used
+    assert_equal(numbers, (pool.total - 1, 1), "free and used after freeing blocks that are not allocated")
 
 
 @check("BLOCK-06", "blocks")
 def utilization_is_used_over_total(subject: Subject) -> None:
     assert_equal(new(subject, "blocks", num_blocks=0).utilization, 0.0, "utilization of a pool of 0 blocks")
-    pool = new(subject, "blocks", num_blocks=4)
-    total = pool.config["num_blocks"]
-    for used in range(total):
-        near = abs(pool.utilization - used / total) <= 2.0**-22 * used / total
-        true(near, "utilization", f"{used} / {total}", pool.utilization)
-        pool.allocate()
-    assert_equal(pool.utilization, 1.0, "utilization of an exhausted pool")
+    pool = PoolFixture(subject, num_blocks=4)
+    for _ in range(pool.total):
+        pool.look("utilization")
+        pool.cache.allocate()
+    assert_equal(pool.cache.utilization, 1.0, "utilization of an exhausted pool")
 
 
 @check("BLOCK-07", "blocks")
-def several_blocks_are_handed_out_at_once_or_none(subject: Subject) -> None:
-    pool, held = new(subject, "blocks"), set[int]()
-    total = pool.config["num_blocks"]
+def allocate_many_returns_all_blocks_or_raises(subject: Subject) -> None:
+    pool = PoolFixture(subject)
+    cache, total = pool.cache, pool.total
     for count in (total // 2, 0, total - total // 2):
-        blocks = [int(block) for block in pool.allocate_many(count)]
-        assert_equal(len(set(blocks)), count, f"distinct blocks that allocate_many({count}) returned")
-        true(set(blocks) <= set(range(total)) - held, "the allocated blocks", f"blocks in [0, {total}) not in {held}", blocks)
-        held |= set(blocks)
-        assert_equal(
-            (pool.num_free, pool.num_used), (total - len(held), len(held)), f"free and used after allocate_many({count})"
-        )
-    back = sorted({total - 1, 1 % total})
-    for block in reversed(back):
-        pool.free(block)
+        assert_equal(len(cache.allocate_many(count)), count, "number of allocated blocks")
+        pool.look()
+    blocks = sorted({total - 1, 1 % total})
+    for block in reversed(blocks):
+        cache.free(block)
     with raises("OutOfBlocks"):
-        pool.allocate_many(len(back) + 1)
-    assert_equal((pool.num_free, pool.num_used), (len(back), total - len(back)), "free and used after OutOfBlocks")
-    assert_equal(sorted(pool.allocate_many(len(back))), back, "the only free blocks")
+        cache.allocate_many(len(blocks) + 1)
+    pool.look()
+    assert_equal(sorted(cache.allocate_many(len(blocks))), blocks, "the only free blocks")
 
 
 # Checks of LAW-03, LAW-11, LAW-19 and LAW-20 for this family.
 
 
 @check("LAW-19", "blocks")
-def blocks_are_never_more_than_there_are(subject: Subject) -> None:
+def counts_stay_within_bounds_after_invalid_calls(subject: Subject) -> None:
     pool = new(subject, "blocks")
     total = pool.config["num_blocks"]
-    held = [pool.allocate() for _ in range(min(3, total))]
-    pool.free(held[0])
-    wrong = [(name, block) for name in ("share", "free") for block in (held[0], held[0], -1, total, LARGEST_JSON_INTEGER)]
-    wrong += [("allocate_many", count) for count in (*NEGATIVE, total + 1, LARGEST_JSON_INTEGER)]
-    for name, number in wrong:
-        tried(getattr(pool, name), number)
-        within_bounds(_of_pool(pool), f"{name}({number})")
-    for _ in range(total + 2):
-        tried(pool.allocate)
-        within_bounds(_of_pool(pool), "allocating more blocks than are free")
+    first, *_ = [pool.allocate() for _ in range(min(3, total))]
+    pool.free(first)
+    wrong = [(name, (block,)) for name in ("share", "free") for block in (first, first, -1, total, LARGEST_JSON_INTEGER)]
+    wrong += [("allocate_many", (count,)) for count in (*NEGATIVE, total + 1, LARGEST_JSON_INTEGER)]
+    for name, args in (*wrong, *[("allocate", ())] * (total + 2)):
+        tried(getattr(pool, name), *args)
+        counters: list[Counter] = [(f"{count} of {total}", getattr(pool, count), total) for count in ("num_free", "num_used")]
+        within_bounds([*counters, ("utilization", pool.utilization, 1.0)], f"{name}{args}")
 
 
 @check("LAW-11", "blocks")
-def a_negative_number_of_blocks_is_refused(subject: Subject) -> None:
-    pool = new(subject, "blocks")
-    total, _ = pool.config["num_blocks"], pool.allocate()
+def allocate_many_of_a_negative_number_raises(subject: Subject) -> None:
+    pool = PoolFixture(subject, 1)
     for count in NEGATIVE:
         with raises("PositionOutOfRange"):
-            pool.allocate_many(count)
-        assert_equal((pool.num_free, pool.num_used), (total - 1, 1), f"free and used after allocate_many({count})")
+            pool.cache.allocate_many(count)
+        pool.look()
 
 
 @check("LAW-20", "blocks")
@@ -174,34 +183,28 @@ def several_blocks_are_asked_for_in_any_type(subject: Subject) -> None:
 
 
 @check("LAW-03a", "blocks")
-def free_and_used_blocks_add_up(subject: Subject) -> None:
-    pool, held = new(subject, "blocks", num_blocks=7), list[int]()
-    total = pool.config["num_blocks"]
+def num_free_and_num_used_add_up(subject: Subject) -> None:
+    pool = PoolFixture(subject, num_blocks=7)
     for _ in range(200):
-        if held and subject.rng.random() < 0.5:
-            pool.free(held.pop(subject.rng.integers(len(held))))
-        elif pool.num_free:
-            held.append(pool.allocate())
-        assert_equal((pool.num_free, pool.num_used), (total - len(held), len(held)), "free and used blocks")
-        assert_equal(len(set(held)), len(held), "distinct allocated blocks")
-
-
-def _of_pool(pool: ObjectProxy) -> Iterator[Counter]:
-    total = pool.config["num_blocks"]
-    yield from ((f"{name} of {total}", getattr(pool, name), total) for name in ("num_free", "num_used"))
-    yield "utilization", pool.utilization, 1.0
+        allocated = list(pool.model.references_of)
+        if allocated and subject.rng.random() < 0.5:
+            pool.cache.free(int(subject.rng.choice(allocated)))
+        elif pool.free_blocks:
+            pool.cache.allocate()
+        pool.look()
+        assert_equal(pool.cache.num_free + pool.cache.num_used, pool.total, "free and used blocks")
 
 
 # Checks of LAW-18: pools of thousands of blocks.
 
 
 @check("LAW-18", "blocks")
-def a_pool_of_thousands_loses_no_block(subject: Subject) -> None:
+def allocate_and_free_keep_thousands_of_blocks(subject: Subject) -> None:
     pool = new(subject, "blocks", num_blocks=1100)
     total = pool.config["num_blocks"]
     for _ in range(2):
-        held = [pool.allocate() for _ in range(total)]
-        true(set(held) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(held)))
+        blocks = [pool.allocate() for _ in range(total)]
+        true(set(blocks) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(blocks)))
         assert_equal((pool.num_free, pool.num_used), (0, total), "free and used in an exhausted pool")
         for block in subject.rng.permutation(total).tolist():
             pool.free(block)
@@ -209,15 +212,15 @@ def a_pool_of_thousands_loses_no_block(subject: Subject) -> None:
 
 
 @check("LAW-18", "blocks")
-def a_pool_past_16_bits_hands_out_every_block(subject: Subject) -> None:
+def allocate_many_returns_every_block_past_16_bits(subject: Subject) -> None:
     pool = new(subject, "blocks", num_blocks=70_000)
-    total, held = pool.config["num_blocks"], list[int]()
+    total, blocks = pool.config["num_blocks"], list[int]()
     for count in (255, 1, 1, 1000, 64_000, total):
-        held += [int(block) for block in pool.allocate_many(min(count, total - len(held)))]
-        assert_equal(pool.num_used, len(held), f"used after {len(held)} allocations")
+        blocks += [int(block) for block in pool.allocate_many(min(count, total - len(blocks)))]
+        assert_equal(pool.num_used, len(blocks), f"used after {len(blocks)} allocations")
         if "blocks.allocate_many" in subject.through:
             raise NotOffered("allocate_many, without which this many allocations take too long")
-    true(set(held) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(held)))
+    true(set(blocks) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(blocks)))
     again = [block for block in (*range(250, 260), *range(65_530, 65_540), total - 1) if block < total]
     for block in again:
         pool.free(block)
@@ -225,7 +228,7 @@ def a_pool_past_16_bits_hands_out_every_block(subject: Subject) -> None:
 
 
 @check("LAW-18", "blocks")
-def a_block_is_shared_by_thousands(subject: Subject) -> None:
+def share_counts_thousands_of_references(subject: Subject) -> None:
     pool = new(subject, "blocks", num_blocks=3)
     total, block = pool.config["num_blocks"], pool.allocate()
     for _ in range(1100):
@@ -240,72 +243,54 @@ def a_block_is_shared_by_thousands(subject: Subject) -> None:
 # Checks of SHARE: blocks with several references.
 
 
-def counted(pool: ObjectProxy, used: int, when: str) -> None:
-    assert_equal((pool.num_free, pool.num_used), (pool.config["num_blocks"] - used, used), f"free and used {when}")
+@check("SHARE-01ab", "blocks")
+def free_of_the_last_reference_frees_the_block(subject: Subject) -> None:
+    pool = PoolFixture(subject, 3, num_blocks=3)
+    block = pool.allocated[0]
+    for operation in (pool.cache.share,) * 3 + (pool.cache.free,) * 4:
+        assert_equal(pool.cache.num_used, len(pool.allocated), "used while the block has a reference")
+        operation(block)
+        pool.look()
+    pool.reject("free", block)
 
 
 @check("SHARE-01ab", "blocks")
-def a_block_is_free_when_the_last_reference_goes(subject: Subject) -> None:
-    pool = new(subject, "blocks", num_blocks=3)
-    total = pool.config["num_blocks"]
-    block, *others = [pool.allocate() for _ in range(min(3, total))]
-    for _ in range(3):
-        pool.share(block)
-        counted(pool, 1 + len(others), "after sharing an allocated block")
-    for left in (3, 2, 1):
-        pool.free(block)
-        counted(pool, 1 + len(others), f"with {left} of 4 references left")
-    pool.free(block)
-    counted(pool, len(others), "after the last reference was freed")
-    with raises("BlockNotAllocated"):
-        pool.free(block)
-    counted(pool, len(others), "after a rejected free without a reference")
-
-
-@check("SHARE-01ab", "blocks")
-def a_shared_block_is_handed_out_to_no_one(subject: Subject) -> None:
-    pool = new(subject, "blocks")
-    total, shared = pool.config["num_blocks"], pool.allocate()
-    pool.share(shared)
-    pool.free(shared)
-    others = [pool.allocate() for _ in range(total - 1)]
-    true(
-        shared not in others, "blocks allocated while a shared block has a reference left", f"blocks other than {shared}", others
-    )
+def allocate_does_not_return_a_shared_block(subject: Subject) -> None:
+    pool = PoolFixture(subject, 1)
+    shared = pool.allocated[0]
+    pool.cache.share(shared)
+    pool.cache.free(shared)
+    pool.exhaust()
     with raises("OutOfBlocks"):
-        pool.allocate()
-    pool.free(shared)
-    assert_equal(pool.allocate(), shared, "the only free block")
+        pool.cache.allocate()
+    pool.cache.free(shared)
+    assert_equal(pool.cache.allocate(), shared, "the only free block")
 
 
 @check("SHARE-01c", "blocks")
-def references_are_counted(subject: Subject) -> None:
-    pool = new(subject, "blocks")
-    total, block = pool.config["num_blocks"], pool.allocate()
-    wanted = {each: int(each == block) for each in range(total)}
+def references_counts_shares_and_frees(subject: Subject) -> None:
+    pool = PoolFixture(subject, 1)
+    block = pool.allocated[0]
+    want = {each: int(each == block) for each in range(pool.total)}
     for more in (1, 1, -1, 1, -1, -1, -1):
-        (pool.share if more > 0 else pool.free)(block)
-        wanted[block] += more
-        assert_equal({each: pool.references(each) for each in range(total)}, wanted, "references of each block")
-    again = pool.allocate()
-    assert_equal(pool.references(again), 1, "references of a block that was allocated again")
-    for stranger in subject.integers(-1, total, total + 1000):
+        (pool.cache.share if more > 0 else pool.cache.free)(block)
+        want[block] += more
+        assert_equal({each: pool.cache.references(each) for each in want}, want, "references of each block")
+    pool.cache.allocate()
+    pool.look("references")
+    for stranger in subject.integers(-1, pool.total, pool.total + 1000):
         with raises("BlockNotAllocated"):
-            pool.references(stranger)
+            pool.cache.references(stranger)
 
 
 @check("SHARE-02", "blocks")
-def a_block_that_no_one_holds_cannot_be_shared(subject: Subject) -> None:
-    pool = new(subject, "blocks")
-    total, freed = pool.config["num_blocks"], pool.allocate()
-    pool.free(freed)
-    held = [pool.allocate() for _ in range(min(2, total - 1))]
-    for stranger in subject.integers(-1, total, total + 1000, *(set(range(total)) - {*held})):
-        with raises("BlockNotAllocated"):
-            pool.share(stranger)
-        counted(pool, len(held), f"after a rejected share({stranger})")
-    owners = [*held, *(pool.allocate() for _ in range(total - len(held)))]
-    assert_equal(len(set(owners)), total, "distinct blocks allocated after rejected calls of share")
-    for block in owners:
-        pool.free(block)
-    counted(pool, 0, "after each block was freed once")
+def share_of_a_free_block_raises(subject: Subject) -> None:
+    pool = PoolFixture(subject, 1)
+    pool.cache.free(pool.allocated[0])
+    for _ in range(min(2, pool.total - 1)):
+        pool.cache.allocate()
+    pool.reject("share", *subject.integers(-1, pool.total, pool.total + 1000, *pool.free_blocks))
+    pool.exhaust()
+    for block in list(pool.model.references_of):
+        pool.cache.free(block)
+    assert_equal(pool.cache.num_used, 0, "used after each block was freed once")

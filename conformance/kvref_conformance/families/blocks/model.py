@@ -20,7 +20,7 @@ class Blocks(ReferenceModel):
     def __init__(self, *, num_blocks: int) -> None:
         super().__init__()
         self.total = num_blocks
-        self.held: dict[int, int] = {}  # block -> number of references
+        self.references_of: dict[int, int] = {}  # block -> number of references
 
     def looks(self) -> list[Look]:
         counts: list[Look] = [(name, {}) for name in ("num_free", "num_used", "num_blocks", "utilization")]
@@ -30,60 +30,64 @@ class Blocks(ReferenceModel):
         return ExactValue(self.blame("num_blocks"), value=self.total)
 
     def num_free(self) -> Expectation:
-        return ExactValue(self.blame("num_free"), value=self.total - len(self.held))
+        return ExactValue(self.blame("num_free"), value=self.total - len(self.references_of))
 
     def num_used(self) -> Expectation:
-        return ExactValue(self.blame("num_used"), value=len(self.held))
+        return ExactValue(self.blame("num_used"), value=len(self.references_of))
 
     def utilization(self) -> Expectation:
-        return ExactValue(self.blame("utilization"), value=len(self.held) / self.total if self.total else 0.0)
+        return ExactValue(self.blame("utilization"), value=len(self.references_of) / self.total if self.total else 0.0)
 
     def allocate(self) -> Expectation:
-        if len(self.held) == self.total:
+        if len(self.references_of) == self.total:
             return ExpectedError("BLOCK-03", kinds=("OutOfBlocks",))
-        says = f"a block in [0, {self.total}) not among {sorted(self.held)}"
-        good = set(range(self.total)) - self.held.keys()
-        return AnyOf("BLOCK-02", self.did("allocate", self._take_one), says=says, accepts=lambda block: block in good)
+        says = f"a block in [0, {self.total}) not among {sorted(self.references_of)}"
+        good = set(range(self.total)) - self.references_of.keys()
+        return AnyOf("BLOCK-02", self.did("allocate", self._allocate), says=says, accepts=lambda block: block in good)
 
     def allocate_many(self, count: Any) -> Expectation:
         refused = self.did("allocate_many")
         if wrong := not_in_range(count, None, "PositionOutOfRange"):
             return refuse(wrong, lambda: refused(None))
-        if count > self.total - len(self.held):
+        if count > self.total - len(self.references_of):
             return refuse([("OutOfBlocks", "BLOCK-07")], lambda: refused(None))
-        good = set(range(self.total)) - self.held.keys()
-        then = self.did("allocate_many", self._take)
-        says = f"{count} different blocks of [0, {self.total}), none of them among {sorted(self.held)}"
+        good = set(range(self.total)) - self.references_of.keys()
+        then = self.did("allocate_many", self._allocate_all)
+        says = f"{count} different blocks of [0, {self.total}), none of them among {sorted(self.references_of)}"
         return AnyOf(
             "BLOCK-02", then, says=says, accepts=lambda blocks: len(set(blocks)) == count and set(blocks) <= good,
             length=(count, "BLOCK-07"),
         )  # fmt: skip
 
     def share(self, block: Any) -> Expectation:
-        if block not in self.held:
+        if block not in self.references_of:
             return self._refuse_sharing()
-        return Expectation("SHARE-01", self.did("share", lambda ok: self.held.update({block: self.held[block] + 1})))
+        return Expectation(
+            "SHARE-01", self.did("share", lambda ok: self.references_of.update({block: self.references_of[block] + 1}))
+        )
 
     def free(self, block: Any) -> Expectation:
-        if block not in self.held:
+        if block not in self.references_of:
             return self.refuse([("BlockNotAllocated", "BLOCK-05")])
-        return Expectation("BLOCK-04", self.did("free" if self.held[block] == 1 else "share", lambda ok: self._give(block)))
+        return Expectation(
+            "BLOCK-04", self.did("free" if self.references_of[block] == 1 else "share", lambda ok: self._free(block))
+        )
 
     def references(self, block: Any) -> Expectation:
         if wrong := not_in_range(block, self.total, "BlockNotAllocated", "SHARE-01"):
             return self.refuse(wrong)
-        return ExactValue(self.blame("references"), value=self.held.get(block, 0))
+        return ExactValue(self.blame("references"), value=self.references_of.get(block, 0))
 
     def _refuse_sharing(self) -> ExpectedError:
         return refuse([("BlockNotAllocated", "SHARE-02")], lambda: self.did("shared nothing")(None))
 
-    def _take_one(self, block: int) -> None:
-        self.held[block] = 1
+    def _allocate(self, block: int) -> None:
+        self.references_of[block] = 1
 
-    def _take(self, blocks: Sequence[int]) -> None:
-        self.held.update(dict.fromkeys(map(int, blocks), 1))
+    def _allocate_all(self, blocks: Sequence[int]) -> None:
+        self.references_of.update(dict.fromkeys(map(int, blocks), 1))
 
-    def _give(self, block: int) -> None:
-        self.held[block] -= 1
-        if not self.held[block]:
-            del self.held[block]
+    def _free(self, block: int) -> None:
+        self.references_of[block] -= 1
+        if not self.references_of[block]:
+            del self.references_of[block]

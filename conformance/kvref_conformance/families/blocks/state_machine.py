@@ -32,7 +32,7 @@ class BlocksStateMachine(FamilyStateMachine):
     def free(self, index: int) -> None:
         pool = self.models[self.objects[0]]
         assert isinstance(pool, Blocks)
-        block = one_of(pool.held, index)
+        block = one_of(pool.references_of, index)
         if block is not None:
             self.call("free", self.objects[0], block=block)
 
@@ -41,7 +41,7 @@ class BlocksStateMachine(FamilyStateMachine):
     def share(self, index: int) -> None:
         pool = self.models[self.objects[0]]
         assert isinstance(pool, Blocks)
-        block = one_of(pool.held, index)
+        block = one_of(pool.references_of, index)
         if block is not None:
             self.call("share", self.objects[0], block=block)
 
@@ -57,28 +57,28 @@ refusals("blocks", "OutOfBlocks", "BlockNotAllocated")
 
 
 @state("blocks", "allocate", raising="OutOfBlocks")
-def a_pool_that_had_blocks_is_empty(call: ModelCall) -> bool:
+def a_pool_with_blocks_is_exhausted(call: ModelCall) -> bool:
     return bool(call.model.total)
 
 
 @state("blocks", "allocate")
-def a_block_is_handed_out_again(call: ModelCall) -> bool:
+def a_freed_block_is_allocated_again(call: ModelCall) -> bool:
     return call.ok in call.past.given_back
 
 
 @state("blocks", "allocate")
-def a_pool_that_was_empty_gives_again(call: ModelCall) -> bool:
-    return "a pool that had blocks is empty" in call.past.met
+def an_exhausted_pool_allocates_again(call: ModelCall) -> bool:
+    return "a pool with blocks is exhausted" in call.past.met
 
 
 @state("blocks", "free")
-def a_block_is_freed_while_others_are_held(call: ModelCall) -> bool:
-    return len(call.model.held) > 1
+def a_block_is_freed_while_others_are_allocated(call: ModelCall) -> bool:
+    return len(call.model.references_of) > 1
 
 
 @state("blocks", "free")
-def the_last_of_several_is_freed(call: ModelCall) -> bool:
-    return len(call.model.held) == 1 and bool(call.past.given_back)
+def the_last_of_several_blocks_is_freed(call: ModelCall) -> bool:
+    return len(call.model.references_of) == 1 and bool(call.past.given_back)
 
 
 @state("blocks", "free", raising="BlockNotAllocated")
@@ -87,23 +87,23 @@ def a_block_is_freed_twice(call: ModelCall) -> bool:
 
 
 @state("blocks", "free", raising="BlockNotAllocated")
-def a_negative_block_is_freed_while_some_are_held(call: ModelCall) -> bool:
-    return call.args["block"] < 0 and bool(call.model.held)
+def a_negative_block_is_freed_while_others_are_allocated(call: ModelCall) -> bool:
+    return call.args["block"] < 0 and bool(call.model.references_of)
 
 
 @state("blocks", "share")
-def a_block_is_shared_by_three(call: ModelCall) -> bool:
-    return bool(call.model.held[call.args["block"]] == 2)
+def a_block_gets_a_third_reference(call: ModelCall) -> bool:
+    return bool(call.model.references_of[call.args["block"]] == 2)
 
 
 @state("blocks", "free")
-def a_shared_block_is_freed_by_one(call: ModelCall) -> bool:
-    return bool(call.model.held[call.args["block"]] > 1)
+def a_shared_block_is_freed_once(call: ModelCall) -> bool:
+    return bool(call.model.references_of[call.args["block"]] > 1)
 
 
 @state("blocks", "free")
-def a_block_that_was_shared_is_freed_by_the_last(call: ModelCall) -> bool:
-    return call.model.held[call.args["block"]] == 1 and "a shared block is freed by one" in call.past.met
+def the_last_reference_of_a_shared_block_is_freed(call: ModelCall) -> bool:
+    return call.model.references_of[call.args["block"]] == 1 and "a shared block is freed once" in call.past.met
 
 
 @state("blocks", "share", raising="BlockNotAllocated")
@@ -112,7 +112,7 @@ def a_block_that_was_freed_is_shared(call: ModelCall) -> bool:
 
 
 def note_blocks(call: ModelCall) -> None:
-    if call.op == "blocks.free" and not call.raised and call.model.held[call.args["block"]] == 1:
+    if call.op == "blocks.free" and not call.raised and call.model.references_of[call.args["block"]] == 1:
         call.past.given_back.add(call.args["block"])
 
 

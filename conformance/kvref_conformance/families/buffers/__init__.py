@@ -1,6 +1,7 @@
 """The family `buffers`: the buffer pool with size classes, and its buffers."""
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from kvref_conformance.families import Family
 from kvref_conformance.implementation_api import Numbers, Statistics
@@ -66,6 +67,16 @@ class BuffersFactory(Protocol):
     """The factory. It receives every size by name."""
 
     def __call__(self, *, max_buffers: int) -> Buffers: ...
+
+
+def counters_of(stats: Any, max_buffers: int) -> Iterator[tuple[str, Any, float]]:
+    """Yields the statistics of a pool with their upper bounds (testlib.law_adapter.Counter)."""
+    requests, free = stats.hits + stats.misses, dict(stats.free)
+    yield from ((name, getattr(stats, name), requests) for name in ("hits", "misses", "returns"))
+    yield "drops", stats.drops, stats.returns
+    yield from ((f"free buffers of {size} bytes", count, max_buffers) for size, count in free.items())
+    yield "free buffers", sum(free.values()), stats.allocations
+    yield "hit_rate", stats.hit_rate, 1.0
 
 
 # One call of each operation, for the self-test of a harness.

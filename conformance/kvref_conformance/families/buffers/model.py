@@ -47,10 +47,10 @@ class Buffers(ReferenceModel):
             return self.refuse(wrong)
         if num_bytes > SIZE_CLASSES[-1]:
             return self.refuse([("BufferTooLarge", "BUF-01")])
-        then = self.did("acquire", lambda ok: self.take(num_bytes))
+        then = self.did("acquire", lambda ok: self.serve(num_bytes))
         return NewResult("BUF-01", then, says="a buffer", model=lambda: Buffer(self, num_bytes))
 
-    def take(self, num_bytes: int) -> None:
+    def serve(self, num_bytes: int) -> None:
         """Serve one request."""
         size = class_of(num_bytes)
         self.hits += bool(self.free[size])
@@ -58,7 +58,7 @@ class Buffers(ReferenceModel):
         self.allocations += not self.free[size]
         self.free[size] = max(0, self.free[size] - 1)
 
-    def give_back(self, size: int) -> None:
+    def put_back(self, size: int) -> None:
         self.returns += 1
         self.drops += self.free[size] == self.most
         self.free[size] = min(self.most, self.free[size] + 1)
@@ -102,11 +102,11 @@ class Buffer(ReferenceModel):
         self.pool = pool
         self.bytes = class_of(num_bytes)
         self.written: list[NDArray] = []
-        self.held = True
+        self.in_use = True
 
     def looks(self) -> list[Look]:
         sizes: list[Look] = [("size", {}), ("capacity", {})] if self.last == "new" else []
-        return [*sizes, ("length", {}), ("values", {})] if self.held else [("values", {})]
+        return [*sizes, ("length", {}), ("values", {})] if self.in_use else [("values", {})]
 
     def size(self) -> Expectation:
         return ExactValue("BUF-01", value=self.bytes)
@@ -115,7 +115,7 @@ class Buffer(ReferenceModel):
         return ExactValue("BUF-01", value=self.bytes // 4)
 
     def length(self) -> Expectation:
-        return ExactValue(self.blame("length"), value=len(self._values())) if self.held else UnjudgedReply("BUF-09")
+        return ExactValue(self.blame("length"), value=len(self._values())) if self.in_use else UnjudgedReply("BUF-09")
 
     def address(self) -> Expectation:
         return UnjudgedReply("BUF-02")
@@ -124,14 +124,14 @@ class Buffer(ReferenceModel):
         return np.concatenate([np.zeros(0, np.float32), *self.written])
 
     def values(self) -> Expectation:
-        if not self.held:
+        if not self.in_use:
             return ExpectedError("BUF-09", kinds=("BufferReleased",))
         return ExpectedArrays(self.blame("values"), parts=(exactly(self._values()),))
 
     def extend(self, values: Any) -> Expectation:
         wrong = [(kind, "BUF-09") for kind, _ in wrong_arrays((values, (None,)))]
-        written = len(self._values()) if self.held else 0
-        if not self.held:
+        written = len(self._values()) if self.in_use else 0
+        if not self.in_use:
             wrong.append(("BufferReleased", "BUF-09"))
         if written + tokens_of((values, (None,))) > self.bytes // 4:
             wrong.append(("CapacityExceeded", "BUF-09"))
@@ -140,15 +140,15 @@ class Buffer(ReferenceModel):
         return Expectation("BUF-09", self.did("extend", lambda ok: self.written.append(float32(values))))
 
     def clear(self) -> Expectation:
-        if not self.held:
+        if not self.in_use:
             return self.refuse([("BufferReleased", "BUF-09")])
         return Expectation("BUF-09", self.did("clear", lambda ok: self.written.clear()))
 
     def release(self) -> Expectation:
         def change(ok: Any) -> None:
-            self.pool.last = "release" if self.held else "released twice"
-            if self.held:
-                self.pool.give_back(self.bytes)
-            self.held = False
+            self.pool.last = "release" if self.in_use else "released twice"
+            if self.in_use:
+                self.pool.put_back(self.bytes)
+            self.in_use = False
 
         return Expectation("BUF-05", self.did("release", change))

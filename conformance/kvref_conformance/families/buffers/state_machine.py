@@ -19,42 +19,42 @@ class BuffersStateMachine(FamilyStateMachine):
         self.make(max_buffers=max_buffers)
         self.pool = self.objects[0] if self.objects else None
 
-    def held(self, index: int) -> int | None:
+    def buffer_at(self, index: int) -> int | None:
         """Returns a buffer: index 0 is the newest in use; released buffers follow after all buffers in use."""
         buffers = {number: each for number in self.objects if isinstance(each := self.models[number], Buffer)}
-        ordered = sorted(buffers, key=lambda number: (not buffers[number].held, -number))
+        ordered = sorted(buffers, key=lambda number: (not buffers[number].in_use, -number))
         return ordered[index % len(ordered)] if ordered else None
 
     @precondition(lambda self: self.objects)
     @rule(size=st.sampled_from((1024, 1, 1024, 0, 1025, 1024, SIZE_CLASSES[-1], SIZE_CLASSES[-1] + 1, -1)))
     def acquire(self, size: int) -> None:
-        if len(self.objects) == 6 and (one := self.held(-1)) is not None:
-            self.objects.remove(one)  # stop observing it
+        if len(self.objects) == 6 and (buffer := self.buffer_at(-1)) is not None:
+            self.objects.remove(buffer)  # stop observing it
         self.acquired(size)
 
     @precondition(lambda self: len(self.objects) > 1)
     @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 256, 6, 0, 300)))
     def extend(self, which: int, count: int) -> None:
-        self.call("extend", self.held(which), values=self.source.rows((count,), "counting"))
+        self.call("extend", self.buffer_at(which), values=self.source.rows((count,), "counting"))
 
     extend_more = extend
 
     @precondition(lambda self: len(self.objects) > 1)
     @rule(which=INDEX)
     def extend_wrongly(self, which: int) -> None:
-        self.call("extend", self.held(which), values=np.ones((2, 2), np.float32))
+        self.call("extend", self.buffer_at(which), values=np.ones((2, 2), np.float32))
 
     @precondition(lambda self: len(self.objects) > 1)
     @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 0)))
     def clear_buffer(self, which: int, count: int) -> None:
-        self.call("clear", self.held(which))
-        self.call("extend", self.held(which), values=self.source.rows((count,), "counting"))
+        self.call("clear", self.buffer_at(which))
+        self.call("extend", self.buffer_at(which), values=self.source.rows((count,), "counting"))
 
     @precondition(lambda self: len(self.objects) > 1)
     @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 0)))
     def release(self, which: int, count: int) -> None:
         """Release a buffer and acquire the next one of its class, which reuses the memory."""
-        number = self.held(which)
+        number = self.buffer_at(which)
         if number is not None:
             buffer = self.models[number]
             assert isinstance(buffer, Buffer)
@@ -65,7 +65,7 @@ class BuffersStateMachine(FamilyStateMachine):
     @precondition(lambda self: len(self.objects) > 1)
     @rule(which=INDEX)
     def release_only(self, which: int) -> None:
-        self.call("release", self.held(which))
+        self.call("release", self.buffer_at(which))
 
     @precondition(lambda self: self.objects)
     @rule(size=st.sampled_from((1024, 1024, 4096, 1000)), count=st.sampled_from((1, 2, 3, 0, -1)))
@@ -85,40 +85,40 @@ refusals(
 )  # fmt: skip
 
 
-def filled(call: ModelCall) -> int:
+def number_of_values(call: ModelCall) -> int:
     """Returns the number of values in a buffer."""
     return sum(len(part) for part in call.model.written)
 
 
-def held_of(call: ModelCall, size: int) -> list[int]:
+def buffers_in_use(call: ModelCall, size: int) -> list[int]:
     """Returns the buffers in use of a size class."""
-    return [number for number, each in call.models.items() if isinstance(each, Buffer) and each.held and each.bytes == size]
+    return [number for number, each in call.models.items() if isinstance(each, Buffer) and each.in_use and each.bytes == size]
 
 
 @state("buffers", "buffer.extend")
-def a_buffer_holds_less_than_its_memory_did_before(call: ModelCall) -> bool:
+def a_buffer_contains_less_than_its_memory_did_before(call: ModelCall) -> bool:
     before = call.past.buffers.get(call.model.bytes, 0)
-    return call.on in call.past.used_again and 0 < filled(call) + call.tokens < before
+    return call.on in call.past.used_again and 0 < number_of_values(call) + call.tokens < before
 
 
 @state("buffers", "acquire")
 def two_buffers_of_a_class_are_in_use(call: ModelCall) -> bool:
-    return len(held_of(call, class_of(call.args["num_bytes"]))) > 0
+    return len(buffers_in_use(call, class_of(call.args["num_bytes"]))) > 0
 
 
 @state("buffers", "buffer.release")
-def a_released_buffer_meets_a_full_free_list(call: ModelCall) -> bool:
-    return bool(call.model.held and call.model.pool.free[call.model.bytes] == call.model.pool.most)
+def a_buffer_is_released_to_a_full_free_list(call: ModelCall) -> bool:
+    return bool(call.model.in_use and call.model.pool.free[call.model.bytes] == call.model.pool.most)
 
 
 @state("buffers", "buffer.release")
 def a_buffer_is_released_twice(call: ModelCall) -> bool:
-    return not call.model.held
+    return not call.model.in_use
 
 
 @state("buffers", "buffer.release")
 def a_buffer_is_released_twice_while_another_has_its_memory(call: ModelCall) -> bool:
-    return not call.model.held and not call.past.used_again.isdisjoint(held_of(call, call.model.bytes))
+    return not call.model.in_use and not call.past.used_again.isdisjoint(buffers_in_use(call, call.model.bytes))
 
 
 @state("buffers", "buffer.extend", raising="BufferReleased")
@@ -127,44 +127,44 @@ def a_released_buffer_is_written_to(call: ModelCall) -> bool:
 
 
 @state("buffers", "buffer.extend")
-def a_buffer_that_has_values_gets_more(call: ModelCall) -> bool:
-    return bool(filled(call) and call.tokens)
+def a_buffer_with_values_is_extended(call: ModelCall) -> bool:
+    return bool(number_of_values(call) and call.tokens)
 
 
 @state("buffers", "buffer.extend")
 def a_buffer_is_filled_to_the_last_value(call: ModelCall) -> bool:
-    return bool(call.tokens and filled(call) + call.tokens == call.model.bytes // 4)
+    return bool(call.tokens and number_of_values(call) + call.tokens == call.model.bytes // 4)
 
 
 @state("buffers", "buffer.extend", raising="CapacityExceeded")
-def a_buffer_that_has_values_cannot_take_all_that_come(call: ModelCall) -> bool:
-    return bool(0 < filled(call) < call.model.bytes // 4)
+def an_extend_exceeds_the_room_of_a_buffer_with_values(call: ModelCall) -> bool:
+    return bool(0 < number_of_values(call) < call.model.bytes // 4)
 
 
 @state("buffers", "buffer.extend")
-def a_cleared_buffer_gets_fewer_values(call: ModelCall) -> bool:
-    return 0 < filled(call) + call.tokens < call.past.most.get(call.on, 0)
+def a_cleared_buffer_is_extended_with_fewer_values(call: ModelCall) -> bool:
+    return 0 < number_of_values(call) + call.tokens < call.past.most.get(call.on, 0)
 
 
 @state("buffers", "clear")
-def a_pool_is_cleared_that_has_free_buffers(call: ModelCall) -> bool:
+def a_pool_with_free_buffers_is_cleared(call: ModelCall) -> bool:
     return any(call.model.free.values())
 
 
 @state("buffers", "buffer.release")
 def a_buffer_is_released_after_its_pool_was_cleared(call: ModelCall) -> bool:
-    return call.model.held and "a pool is cleared that has free buffers" in call.past.met
+    return call.model.in_use and "a pool with free buffers is cleared" in call.past.met
 
 
 @state("buffers", "prewarm")
-def prewarming_stops_at_the_most_there_may_be(call: ModelCall) -> bool:
+def prewarm_stops_at_max_buffers(call: ModelCall) -> bool:
     return bool(
         0 < call.model.free[call.args["size"]] < call.model.most < call.model.free[call.args["size"]] + call.args["count"]
     )
 
 
 @state("buffers", "acquire")
-def a_free_buffer_is_served(call: ModelCall) -> bool:
+def acquire_returns_a_free_buffer(call: ModelCall) -> bool:
     return bool(call.model.free[class_of(call.args["num_bytes"])])
 
 
@@ -173,11 +173,11 @@ def note_buffers(call: ModelCall) -> None:
         return
     if call.op == "buffers.acquire" and call.model.free[class_of(call.args["num_bytes"])] and call.past.buffers:
         call.past.used_again.add(call.id)
-    elif call.op == "buffer.release" and call.model.held:
+    elif call.op == "buffer.release" and call.model.in_use:
         size = call.model.bytes
-        call.past.buffers[size] = max(filled(call), call.past.buffers.get(size, 0))
+        call.past.buffers[size] = max(number_of_values(call), call.past.buffers.get(size, 0))
     elif call.op == "buffer.clear":
-        call.past.most[call.on] = filled(call)
+        call.past.most[call.on] = number_of_values(call)
 
 
 NOTES["buffers"] = note_buffers

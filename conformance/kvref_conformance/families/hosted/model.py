@@ -32,7 +32,7 @@ class Hosted(ReferenceModel):
         self.places: list[Block | None] = [None] * capacity
 
     def looks(self) -> list[Look]:
-        return [("read", {"block": block}) for block, held in enumerate(self.blocks) if held]
+        return [("read", {"block": block}) for block, rows in enumerate(self.blocks) if rows]
 
     def write(self, block: Any, keys: Any, values: Any) -> Expectation:
         wrong = not_in_range(block, len(self.blocks), "SlotOutOfRange")
@@ -40,24 +40,24 @@ class Hosted(ReferenceModel):
             return self.refuse(wrong + unstorable(keys, values, self.format))
         if unstorable(keys, values, self.format):
             raise ValueError("write of numbers that the format may reject is not modeled")
-        held = _read_as(keys, self.format), _read_as(values, self.format)
-        return Expectation("LAW-04", self.did("write", lambda ok: self._set(self.blocks, [block], [held])))
+        rows = _read_as(keys, self.format), _read_as(values, self.format)
+        return Expectation("LAW-04", self.did("write", lambda ok: self._set(self.blocks, [block], [rows])))
 
     def read(self, block: Any) -> Expectation:
         if wrong := not_in_range(block, len(self.blocks), "SlotOutOfRange"):
             return self.refuse(wrong)
-        held = self.blocks[block]
-        if held is None:
+        rows = self.blocks[block]
+        if rows is None:
             return UnjudgedReply("MOVE-12")
-        return ExpectedArrays(self.blame("read"), names=("keys", "values"), parts=held)
+        return ExpectedArrays(self.blame("read"), names=("keys", "values"), parts=rows)
 
     def to_host(self, blocks: Sequence[Any], places: Sequence[Any]) -> Expectation:
-        return self._copied("to_host", (blocks, places), (self.blocks, self.places))
+        return self._copy("to_host", (blocks, places), (self.blocks, self.places))
 
     def to_device(self, places: Sequence[Any], blocks: Sequence[Any]) -> Expectation:
-        return self._copied("to_device", (places, blocks), (self.places, self.blocks))
+        return self._copy("to_device", (places, blocks), (self.places, self.blocks))
 
-    def _copied(self, name: str, numbers: tuple[Sequence[Any], Sequence[Any]], lists: tuple[list[Any], list[Any]]) -> Expectation:
+    def _copy(self, name: str, numbers: tuple[Sequence[Any], Sequence[Any]], lists: tuple[list[Any], list[Any]]) -> Expectation:
         (sources, targets), (read, written) = numbers, lists
         wrong: Wrong = [] if len(sources) == len(targets) else [("ShapeMismatch", "MOVE-12")]
         for each, of in zip(numbers, lists, strict=True):
@@ -70,9 +70,9 @@ class Hosted(ReferenceModel):
             "MOVE-12", self.did(name, lambda ok: self._set(written, targets, [read[number] for number in sources]))
         )
 
-    def _set(self, of: list[Any], numbers: Sequence[int], what: list[Any]) -> None:
-        for number, each in zip(numbers, what, strict=True):
-            of[number] = each
+    def _set(self, blocks: list[Any], numbers: Sequence[int], rows: list[Any]) -> None:
+        for number, each in zip(numbers, rows, strict=True):
+            blocks[number] = each
 
 
 def _read_as(rows: NDArray, format: str) -> ExpectedReads:

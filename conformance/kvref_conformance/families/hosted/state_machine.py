@@ -46,14 +46,14 @@ class HostedStateMachine(FamilyStateMachine):
         keys, values = self.source.wrong_pair(self.shape, wrong, side)
         self.call("write", self.objects[0], block=0, keys=keys, values=values)
 
-    def some(self, order: list[int], count: int, of: str) -> list[int]:
+    def pick(self, order: list[int], count: int, of: str) -> list[int]:
         """At most `count` distinct indices of blocks or of host blocks, fewer if fewer exist."""
         return [number for number in order if number < self.config[of]][:count]
 
     @precondition(lambda self: self.objects)
     @rule(one=ORDER, two=ORDER, count=COUNT, out=st.booleans())
     def copy(self, one: list[int], two: list[int], count: int, out: bool) -> None:
-        blocks, places = self.some(one, count, "num_blocks"), self.some(two, count, "capacity")
+        blocks, places = self.pick(one, count, "num_blocks"), self.pick(two, count, "capacity")
         count = min(len(blocks), len(places))
         name = "to_host" if out else "to_device"
         self.call(name, self.objects[0], blocks=blocks[:count], places=places[:count])
@@ -64,7 +64,7 @@ class HostedStateMachine(FamilyStateMachine):
     @rule(one=ORDER, two=ORDER, kind=KIND)
     def away_and_back(self, one: list[int], two: list[int], kind: str) -> None:
         """Copy a block to the host, overwrite it, and copy it back to another block."""
-        block, place, other = self.some(one, 1, "num_blocks"), self.some(two, 1, "capacity"), self.some(two, 1, "num_blocks")
+        block, place, other = self.pick(one, 1, "num_blocks"), self.pick(two, 1, "capacity"), self.pick(two, 1, "num_blocks")
         self.write(block[0], kind)
         self.call("to_host", self.objects[0], blocks=block, places=place)
         self.write(block[0], kind)
@@ -95,29 +95,29 @@ def sources(call: ModelCall) -> list[Block | None]:
 
 
 @state("hosted", "to_host")
-def a_block_goes_where_another_lay(call: ModelCall) -> bool:
+def to_host_overwrites_a_place(call: ModelCall) -> bool:
     return any(call.model.places[place] and block for place, block in zip(call.args["places"], sources(call), strict=True))
 
 
 @state("hosted", "to_device")
-def a_block_comes_back_to_where_another_lies(call: ModelCall) -> bool:
+def to_device_overwrites_another_block(call: ModelCall) -> bool:
     model: Hosted = call.model
     pairs = zip(call.args["blocks"], sources(call), strict=True)
     return any(held and model.blocks[block] is not held and model.blocks[block] for block, held in pairs)
 
 
 @state("hosted", "to_device")
-def what_comes_back_lies_nowhere_else(call: ModelCall) -> bool:
+def to_device_copies_a_block_that_is_nowhere_else(call: ModelCall) -> bool:
     return any(held and all(held is not block for block in call.model.blocks) for held in sources(call))
 
 
 @state("hosted", "to_host", "to_device")
-def several_are_copied_in_another_order(call: ModelCall) -> bool:
+def several_blocks_are_copied_in_another_order(call: ModelCall) -> bool:
     places, blocks = call.args["places"], call.args["blocks"]
     return len(places) > 1 and all(sources(call)) and sorted(blocks) != blocks and sorted(places) == places
 
 
 @state("hosted", "write")
-def a_block_is_written_over_that_lies_on_the_host(call: ModelCall) -> bool:
+def a_block_is_overwritten_that_is_on_the_host(call: ModelCall) -> bool:
     held = call.model.blocks[call.args["block"]]
     return held is not None and any(held is place for place in call.model.places)

@@ -14,11 +14,11 @@ def rows_of_records(cache: ObjectProxy) -> NDArray:
     config, dtype = cache.config, cache.config["dtype"]
     if dtype in PLAIN:
         raise NotOffered("read of a dtype without a record format (derived from records)")
-    held = np.asarray(cache.records())
+    records = np.asarray(cache.records())
     return (
-        read_records(held, config["rank"])
+        read_records(records, config["rank"])
         if dtype == PACKED
-        else packed_records.read(held, config["rank"] + config["rope_dim"], dtype)
+        else packed_records.read(records, config["rank"] + config["rope_dim"], dtype)
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.families.latent.projections import heads_of, sizes_of
+from kvref_conformance.families.latent.projections import random_projections, sizes_of
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.formats.mla import TILE, row_as, row_bytes
@@ -45,17 +45,17 @@ class LatentLawAdapter(LawAdapter):
         return int(self.cache.length)
 
     def read(self) -> tuple[NDArray, NDArray]:
-        return self._parted(np.asarray(self.cache.read())[:, None, :])
+        return self._split(np.asarray(self.cache.read())[:, None, :])
 
     def read_as_is(self) -> Any:
-        return self._parted(self.cache.as_is("read"))
+        return self._split(self.cache.as_is("read"))
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
         row = row_as(keys[:, 0], values[:, 0], self.config["dtype"])
-        parts = [self._parted(part[:, None, :]) for part in row]
+        parts = [self._split(part[:, None, :]) for part in row]
         return ExpectedReads(parts[0][0], parts[1][0]), ExpectedReads(parts[0][1], parts[1][1])
 
-    def _parted(self, rows: Any) -> tuple[Any, Any]:
+    def _split(self, rows: Any) -> tuple[Any, Any]:
         """Splits rows into latents and rope parts."""
         rank = self.config["rank"]
         return rows[..., :rank], rows[..., rank:]
@@ -67,13 +67,13 @@ class LatentLawAdapter(LawAdapter):
         count = self.subject.size("tokens", 2)
         latent, rope = (self.laid_out(part) for part in self.tokens(count))
         longer = [self.laid_out(part) for part in self.tokens(count + 1)]
-        bad = [(self._of(latent, latent.shape[1] + more), rope) for more in (1, -1) if latent.shape[1] + more]
-        bad += [(latent, self._of(rope, rope.shape[1] + more)) for more in (1, -1) if rope.shape[1] + more]
+        bad = [(self._with_width(latent, latent.shape[1] + more), rope) for more in (1, -1) if latent.shape[1] + more]
+        bad += [(latent, self._with_width(rope, rope.shape[1] + more)) for more in (1, -1) if rope.shape[1] + more]
         if self.subject.size("tokens", count + 1) > count:
             bad += [(latent, longer[1]), (longer[0], rope)]
         return [*bad, (latent.reshape(-1), rope.reshape(-1)), (latent[None], rope[None]), (latent, rope[:, None, :])]
 
-    def _of(self, rows: NDArray, width: int) -> NDArray:
+    def _with_width(self, rows: NDArray, width: int) -> NDArray:
         return random_tokens(self.subject, len(rows), 1, width)[:, 0, :]
 
     def out_of_range(self) -> list[BadCall]:
@@ -84,7 +84,7 @@ class LatentLawAdapter(LawAdapter):
         return calls
 
     def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
-        heads = heads_of(self.subject, *self.widths, count=2)
+        heads = random_projections(self.subject, *self.widths, count=2)
         query, keys, values = heads.query(self.subject, 1), heads.up_keys, heads.up_values
         more = np.concatenate([keys, keys[:1]]), np.concatenate([values, values[:1]])
         wrong = [

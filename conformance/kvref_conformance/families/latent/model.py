@@ -32,7 +32,7 @@ from kvref_conformance.oracle.saved_state import BLAMED, WholeCacheModel
 class Latent(WholeCacheModel):
     family = "latent"
     no_room = ("CapacityExceeded",)
-    held = ("tokens", "unknown")
+    held = ("tokens", "undefined")
     blamed: ClassVar = {
         **BLAMED,
         ("clear", "length"): "MLA-05", ("clear", "read"): "LAW-05", ("truncate", "length"): "EDIT-01",
@@ -44,7 +44,7 @@ class Latent(WholeCacheModel):
         self.rank, self.rope_dim, self.room, self.dtype = rank, rope_dim, max_tokens, dtype
         self.scaled = dtype not in (*PLAIN, PACKED)
         self.tokens: list[tuple[NDArray, NDArray]] = []  # latents and rope parts as they were appended
-        self.unknown = False  # numbers were accepted that are not finite: no clause defines their bytes
+        self.undefined = False  # numbers were accepted that are not finite: no clause defines their bytes
 
     def looks(self) -> list[Look]:
         return [("length", {}), ("num_bytes", {}), ("read", {}), ("records", {})]
@@ -58,27 +58,27 @@ class Latent(WholeCacheModel):
         )
 
     def append(self, latent: Any, rope: Any) -> Expectation:
-        given = (latent, (None, self.rank)), (rope, (None, self.rope_dim))
-        total = len(self.tokens) + tokens_of(*given)
-        wrong = wrong_arrays(*given) + ([("CapacityExceeded", "MLA-05")] if total > self.room else [])
+        arrays = (latent, (None, self.rank)), (rope, (None, self.rope_dim))
+        total = len(self.tokens) + tokens_of(*arrays)
+        wrong = wrong_arrays(*arrays) + ([("CapacityExceeded", "MLA-05")] if total > self.room else [])
         if wrong:
-            return self.refuse(wrong + self._unstorable(given))
+            return self.refuse(wrong + self._unstorable(arrays))
         rows = list(zip(float32(latent), float32(rope), strict=True))
 
         def change(ok: Any) -> None:
             self.tokens += rows
 
-        def taken(ok: Any) -> None:
-            self.unknown = True
+        def accept(ok: Any) -> None:
+            self.undefined = True
             change(ok)
 
-        if self._unstorable(given):
-            return AcceptedOrError("MLA-05", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        if self._unstorable(arrays):
+            return AcceptedOrError("MLA-05", self.did("append", accept), refused=lambda: self.did("refused")(None))
         return Expectation("MLA-05", self.did("append", change))
 
-    def _unstorable(self, given: Any) -> Wrong:
+    def _unstorable(self, arrays: Any) -> Wrong:
         """Returns NonFinite if numbers are not finite, or not finite when they are read back from a record."""
-        arrays = [float32(array) for array, _ in given]
+        arrays = [float32(array) for array, _ in arrays]
         if not finite(*arrays) or self.dtype in PLAIN or [each.ndim for each in arrays] != [2, 2]:
             return not_finite(*arrays)
         latent, rope = arrays
@@ -93,13 +93,13 @@ class Latent(WholeCacheModel):
         return latent.reshape(-1, self.rank), rope.reshape(-1, self.rope_dim)
 
     def read(self) -> Expectation:
-        if self.unknown and self.dtype not in PLAIN:
+        if self.undefined and self.dtype not in PLAIN:
             return UnjudgedReply("LAW-14")
         clause = "MLA-06" if self.scaled and self.last != "truncate" else self.blame("read")
         return ExpectedArrays(clause, parts=(row_as(*self._rows(), self.dtype),))
 
     def records(self) -> Expectation:
-        if self.unknown:
+        if self.undefined:
             return UnjudgedReply("LAW-14")
         return ExpectedArrays("MLA-06" if self.scaled else "MLA-04", parts=(records_of(*self._rows(), self.dtype),))
 
@@ -114,7 +114,7 @@ class Latent(WholeCacheModel):
 
     def clear(self) -> Expectation:
         def change(ok: Any) -> None:
-            self.tokens, self.unknown = [], False
+            self.tokens, self.undefined = [], False
 
         return Expectation("MLA-05", self.did("clear", change))
 
@@ -128,21 +128,22 @@ class Latent(WholeCacheModel):
         return [("CapacityExceeded", "MOVE-02")] if len(content["tokens"]) > self.room else []
 
     def attend(self, query: Any, up_keys: Any, up_values: Any, scale: float, causal: bool) -> Expectation:
-        given = [float32(each) for each in (query, up_keys, up_values)]
-        if wrong := self._misfits(*map(np.shape, given)) + wrong_dtype(query) + wrong_dtype(up_keys) + wrong_dtype(up_values):
-            return refuse(wrong + not_finite(*given), lambda: None)
-        if self.unknown:
+        arrays = [float32(each) for each in (query, up_keys, up_values)]
+        wrong = [each for array in (query, up_keys, up_values) for each in wrong_dtype(array)]
+        if wrong := self._wrong_shapes(*map(np.shape, arrays)) + wrong:
+            return refuse(wrong + not_finite(*arrays), lambda: None)
+        if self.undefined:
             return UnjudgedReply("MLA-02")
         rows = row_as(*self._rows(), self.dtype)
-        query, up_keys, up_values = given
-        if rows.slack.any() or not finite(*given, rows.values) or _overflows(query, up_keys, up_values, rows.values, scale):
+        query, up_keys, up_values = arrays
+        if rows.slack.any() or not finite(*arrays, rows.values) or _overflows(query, up_keys, up_values, rows.values, scale):
             return UnjudgedReply("MLA-02")  # the rows are not known to the bit, or no bound holds
         out, bound = attention(query, rows.values, up_keys, up_values, scale=scale, causal=causal)
         return ExpectedArrays(
             "MLA-02", parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True
         )
 
-    def _misfits(self, query: tuple[int, ...], up_keys: tuple[int, ...], up_values: tuple[int, ...]) -> Wrong:
+    def _wrong_shapes(self, query: tuple[int, ...], up_keys: tuple[int, ...], up_values: tuple[int, ...]) -> Wrong:
         fits = len(query) == len(up_keys) == len(up_values) == 3 and up_keys[2] == up_values[2] == self.rank
         fits = fits and query[1:] == (up_keys[0], up_keys[1] + self.rope_dim) and up_values[0] == up_keys[0]
         return [] if fits and 0 not in (*up_keys, *up_values) else [("ShapeMismatch", "LAW-10")]

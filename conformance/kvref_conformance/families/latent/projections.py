@@ -17,7 +17,7 @@ from kvref_conformance.testlib.fixtures import round_to_input_dtype
 SPREAD = 2.5  # of the scores, so small that no token outweighs all others
 
 
-def sizes_of(format: str) -> dict[str, int | str]:
+def sizes_of(format: str) -> dict[str, Any]:
     """Returns sizes that are multiples of the format's group. If it has no groups, the family's small sizes apply."""
     group = group_of(format)
     return {"dtype": format} | ({"rank": 2 * group, "rope_dim": group} if group > 1 else {})
@@ -45,7 +45,7 @@ class Projections:
         return normal(subject, count, len(self.up_keys), self.width)
 
 
-def heads_of(subject: Subject, rank: int, rope_dim: int, count: int = 3, nope: int = 5, value: int = 7) -> Projections:
+def random_projections(subject: Subject, rank: int, rope_dim: int, count: int = 3, nope: int = 5, value: int = 7) -> Projections:
     """Returns heads of these sizes, or of the nearest sizes within the limits.
 
     Each number of a key or value is a sum over a few numbers of the latent, and each number of the latent is in some sum.
@@ -53,15 +53,15 @@ def heads_of(subject: Subject, rank: int, rope_dim: int, count: int = 3, nope: i
     """
     count = subject.size("group_size", count)
     nope, value = subject.size("nope_dim", nope), subject.size("value_dim", value)
-    return Projections(_mixing(subject, count, nope, rank), _mixing(subject, count, value, rank), rope_dim)
+    return Projections(_mixing_matrices(subject, count, nope, rank), _mixing_matrices(subject, count, value, rank), rope_dim)
 
 
-def of_cache(subject: Subject, cache: ObjectProxy, **wanted: int) -> Projections:
+def projections_of_cache(subject: Subject, cache: ObjectProxy, **wanted: int) -> Projections:
     """Returns heads for the rows of a cache."""
-    return heads_of(subject, cache.config["rank"], cache.config["rope_dim"], **wanted)
+    return random_projections(subject, cache.config["rank"], cache.config["rope_dim"], **wanted)
 
 
-def _mixing(subject: Subject, heads: int, numbers: int, rank: int) -> NDArray:
+def _mixing_matrices(subject: Subject, heads: int, numbers: int, rank: int) -> NDArray:
     """Returns float32 [heads, numbers, rank] with at most max(numbers, rank) nonzero numbers per head."""
     mixed, at = np.zeros((heads, numbers, rank), np.float32), np.arange(max(numbers, rank))
     for head in range(heads):
@@ -70,13 +70,13 @@ def _mixing(subject: Subject, heads: int, numbers: int, rank: int) -> NDArray:
     return round_to_input_dtype(subject, mixed)
 
 
-def exact(subject: Subject, query: NDArray, rows: Any, heads: Projections, **options: Any) -> tuple[NDArray, NDArray]:
+def expected_output(subject: Subject, query: NDArray, rows: Any, heads: Projections, **options: Any) -> tuple[NDArray, NDArray]:
     """Returns the output and its bound, with one more rounding if the output has a narrower dtype than float32."""
     want, bound = attention(query, np.asarray(rows), heads.up_keys, heads.up_values, **options)
     return want, bound + rounding(want, bound, subject.dtype)
 
 
-def attends(
+def attend_and_compare(
     subject: Subject,
     cache: ObjectProxy,
     query: NDArray,
@@ -87,7 +87,7 @@ def attends(
 ) -> NDArray:
     """Returns the output of the cache's attention. Raises Broken unless it is correct for the rows that `read` returns."""
     scale = heads.scale if scale is None else scale
-    want, bound = exact(subject, query, cache.read(), heads, scale=scale, causal=causal)
+    want, bound = expected_output(subject, query, cache.read(), heads, scale=scale, causal=causal)
     got: NDArray = cache.attend(query, heads.up_keys, heads.up_values, scale, causal)
     assert_within(got, want, bound, what)
     return got

@@ -103,7 +103,7 @@ refusals("latent", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "Capa
 
 
 @state("latent", "append", raising="CapacityExceeded")
-def some_of_the_tokens_would_fit(call: ModelCall) -> bool:
+def an_append_has_room_for_some_of_its_tokens(call: ModelCall) -> bool:
     return bool(0 < len(call.model.tokens) < call.model.room)
 
 
@@ -123,7 +123,7 @@ def fewer_tokens_are_appended_after_a_clear(call: ModelCall) -> bool:
 
 
 @state("latent", "truncate")
-def some_tokens_go_and_some_stay(call: ModelCall) -> bool:
+def truncate_removes_some_tokens_and_keeps_some(call: ModelCall) -> bool:
     return bool(0 < call.args["length"] < len(call.model.tokens))
 
 
@@ -133,7 +133,7 @@ def several_records_are_read(call: ModelCall) -> bool:
 
 
 @state("latent", "records")
-def a_quiet_tile_lies_beside_a_loud_one(call: ModelCall) -> bool:
+def a_tile_of_small_values_is_beside_one_of_large_values(call: ModelCall) -> bool:
     model: Latent = call.model
     for latent, _ in model.tokens if model.dtype == PACKED else []:
         loudest = np.abs(latent.reshape(-1, 128)).max(axis=1).astype(np.float64)
@@ -153,7 +153,7 @@ def several_heads_attend_to_packed_rows(call: ModelCall) -> bool:
 
 
 @state("latent", "attend")
-def a_causal_query_sees_no_token_and_another_some(call: ModelCall) -> bool:
+def a_causal_query_sees_no_token_and_another_sees_some(call: ModelCall) -> bool:
     return bool(call.args["causal"] and 0 < len(call.model.tokens) < len(call.args["query"]))
 
 
@@ -163,7 +163,7 @@ def causal_queries_see_all_but_the_last_tokens(call: ModelCall) -> bool:
 
 
 @state("latent", "attend")
-def nothing_is_attended_to(call: ModelCall) -> bool:
+def attend_sees_no_token(call: ModelCall) -> bool:
     return not call.model.tokens
 
 

@@ -25,8 +25,8 @@ class PreparedStore(AnyOf):
         new, evicted = map(list, ok)
         if new != list(self.new):
             raise Broken(f"keys to store, returned by {op}", show(list(self.new)), show(new), "MOVE-10")
-        if kept := [key for key in evicted if key not in self.may_go]:
-            raise Broken(f"keys evicted by {op}", f"some of {show(list(self.may_go))}", show(kept), "MOVE-09")
+        if pinned := [key for key in evicted if key not in self.may_go]:
+            raise Broken(f"keys evicted by {op}", f"some of {show(list(self.may_go))}", show(pinned), "MOVE-09")
         if len(set(evicted)) != len(evicted) or len(evicted) != self.count:
             raise Broken(f"keys evicted by {op}", f"{self.count} of them", f"{len(evicted)}: {show(evicted)}", "MOVE-10")
         oldest = list(self.may_go[: self.count])
@@ -46,24 +46,24 @@ class Offload(ReferenceModel):
         super().__init__()
         self.total = capacity
         self.ready: set[int] = set()
-        self.coming: set[int] = set()  # being stored
+        self.being_stored: set[int] = set()
         self.loads: Counter[int] = Counter()
-        self.used: list[int] = []  # stored keys and keys being stored, least recently used first
-        self.place: dict[int, int] = {}  # of each key whose place was returned
-        self.seen: dict[int, None] = {}  # every key that any call contained
-        self.unsure: set[int] = set()  # keys of a failed prepare_store, which may count as a use
+        self.by_last_use: list[int] = []  # stored keys and keys being stored, least recently used first
+        self.place_of: dict[int, int] = {}  # of each key whose place was returned
+        self.known_keys: dict[int, None] = {}  # every key that any call contained
+        self.uncertain_use: set[int] = set()  # keys of a failed prepare_store, which may count as a use
         self.any_order = False
 
     def declared(self, switch: Callable[[str], bool]) -> None:
         self.any_order = switch("other_eviction_order")
 
     def looks(self) -> list[Look]:
-        here: list[Look] = [("places", {"keys": list(self.used)})] if self.used else []
-        return [("num_free", {}), *(("lookup", {"keys": [key]}) for key in self.seen), *here]
+        here: list[Look] = [("places", {"keys": list(self.by_last_use)})] if self.by_last_use else []
+        return [("num_free", {}), *(("lookup", {"keys": [key]}) for key in self.known_keys), *here]
 
     @property
     def free(self) -> int:
-        return self.total - len(self.used)
+        return self.total - len(self.by_last_use)
 
     def capacity(self) -> Expectation:
         return ExactValue("MOVE-10", value=self.total)
@@ -73,68 +73,68 @@ class Offload(ReferenceModel):
 
     def lookup(self, keys: Sequence[int]) -> Expectation:
         found = next((count for count, key in enumerate(keys) if key not in self.ready), len(keys))
-        half = found < len(keys) and keys[found] in self.coming
-        return ExactValue("MOVE-06" if half else self.blame("lookup"), value=found)
+        being_stored = found < len(keys) and keys[found] in self.being_stored
+        return ExactValue("MOVE-06" if being_stored else self.blame("lookup"), value=found)
 
     def places(self, keys: Sequence[int]) -> Expectation:
-        if any(key not in self.used for key in keys):
+        if any(key not in self.by_last_use for key in keys):
             return self.refuse([("KeyNotFound", "MOVE-10")])
-        taken = {place for key, place in self.place.items() if key not in keys}
+        other_places = {place for key, place in self.place_of.items() if key not in keys}
 
         def accepts(places: Sequence[int]) -> bool:
-            named = dict(zip(keys, places, strict=True))
-            kept = all(self.place.get(key, place) == place for key, place in zip(keys, places, strict=True))
-            apart = len(set(named.values())) == len(named) and not taken & set(named.values())
-            return kept and apart and all(0 <= place < self.total for place in places)
+            place_of = dict(zip(keys, places, strict=True))
+            unchanged = all(self.place_of.get(key, place) == place for key, place in zip(keys, places, strict=True))
+            distinct = len(set(place_of.values())) == len(place_of) and not other_places & set(place_of.values())
+            return unchanged and distinct and all(0 <= place < self.total for place in places)
 
         says = f"places in [0, {self.total}), one per key"
-        known = {key: self.place[key] for key in keys if key in self.place}
+        places = {key: self.place_of[key] for key in keys if key in self.place_of}
         return AnyOf(
-            self.blame("places"), lambda places: self.place.update(zip(keys, places, strict=True)), says=says,
-            seen=lambda: f", where they were: {known}" if known else "", accepts=accepts, length=(len(keys), "MOVE-10"),
+            self.blame("places"), lambda places: self.place_of.update(zip(keys, places, strict=True)), says=says,
+            seen=lambda: f", where they were: {places}" if places else "", accepts=accepts, length=(len(keys), "MOVE-10"),
         )  # fmt: skip
 
     def prepare_store(self, keys: Sequence[int]) -> Expectation:
-        self.seen |= dict.fromkeys(keys)
-        new = [key for key in dict.fromkeys(keys) if key not in self.used]
+        self.known_keys |= dict.fromkeys(keys)
+        new = [key for key in dict.fromkeys(keys) if key not in self.by_last_use]
         count = max(0, len(new) - self.free)
-        may_go = [key for key in self.used if key in self.ready and not self.loads[key] and key not in keys]
+        may_go = [key for key in self.by_last_use if key in self.ready and not self.loads[key] and key not in keys]
         if count > len(may_go):
-            held = sum(key not in keys for key in self.used)
-            refused = self.refuse([("OutOfBlocks", "MOVE-09" if count <= held else "MOVE-10")])
+            occupied = sum(key not in keys for key in self.by_last_use)
+            refused = self.refuse([("OutOfBlocks", "MOVE-09" if count <= occupied else "MOVE-10")])
 
-            def note() -> None:
+            def note_refusal() -> None:
                 refused.refused()
-                self.unsure |= set(keys) & set(self.used)
+                self.uncertain_use |= set(keys) & set(self.by_last_use)
 
-            return replace(refused, refused=note)
+            return replace(refused, refused=note_refusal)
 
         def change(ok: Any) -> None:
             for key in ok[1]:
                 self._forget(key)
-            self.coming |= set(new)
-            self.used += new
+            self.being_stored |= set(new)
+            self.by_last_use += new
             self._use(keys)
 
-        any_order = self.any_order or not self.unsure.isdisjoint(may_go)
+        any_order = self.any_order or not self.uncertain_use.isdisjoint(may_go)
         then, says = self.did("prepare_store", change), f"{new} to be stored, {count} of {may_go} evicted"
         return PreparedStore(
             "MOVE-10", then, says=says, new=tuple(new), count=count, may_go=tuple(may_go), any_order=any_order
         )  # fmt: skip
 
     def complete_store(self, keys: Sequence[int], success: bool = True) -> Expectation:
-        coming = [key for key in dict.fromkeys(keys) if key in self.coming]
+        keys_being_stored = [key for key in dict.fromkeys(keys) if key in self.being_stored]
 
         def change(ok: Any) -> None:
-            self.coming -= set(coming)
+            self.being_stored -= set(keys_being_stored)
             if success:
-                self.ready |= set(coming)
+                self.ready |= set(keys_being_stored)
             else:
-                for key in coming:
+                for key in keys_being_stored:
                     self._forget(key)
 
         then, clause = self.did("complete_store" if success else "failed", change), "MOVE-06" if success else "MOVE-08"
-        if len(coming) == len(set(keys)):
+        if len(keys_being_stored) == len(set(keys)):
             return Expectation(clause, then)
         return AcceptedOrError("MOVE-08", then, kinds=("KeyNotFound",), refused=lambda: self.did("refused")(None))
 
@@ -159,13 +159,13 @@ class Offload(ReferenceModel):
 
     def _use(self, keys: Sequence[int]) -> None:
         for key in reversed(keys):
-            if key in self.used:
-                self.used.remove(key)
-                self.used.append(key)
-                self.unsure.discard(key)
+            if key in self.by_last_use:
+                self.by_last_use.remove(key)
+                self.by_last_use.append(key)
+                self.uncertain_use.discard(key)
 
     def _forget(self, key: int) -> None:
-        self.used.remove(key)
+        self.by_last_use.remove(key)
         self.ready.discard(key)
-        self.unsure.discard(key)
-        self.place.pop(key, None)
+        self.uncertain_use.discard(key)
+        self.place_of.pop(key, None)

@@ -27,12 +27,12 @@ class OffloadStateMachine(FamilyStateMachine):
         self.make(capacity=capacity)
 
     @property
-    def known(self) -> Offload:
-        found = self.models[self.objects[0]]
-        assert isinstance(found, Offload)
-        return found
+    def model(self) -> Offload:
+        model = self.models[self.objects[0]]
+        assert isinstance(model, Offload)
+        return model
 
-    def some(self, among: list[int], which: int) -> list[int]:
+    def pick(self, among: list[int], which: int) -> list[int]:
         """One key, or all keys from one index to the end. Empty if `among` is empty."""
         at = which // 2 % len(among) if among else 0
         return among[at:] if which % 2 else among[at : at + 1]
@@ -64,19 +64,19 @@ class OffloadStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(which=WHICH, success=SUCCESS)
     def complete_store(self, which: int, success: bool) -> None:
-        if keys := self.some(sorted(self.known.coming), which):
+        if keys := self.pick(sorted(self.model.being_stored), which):
             self.call("complete_store", self.objects[0], keys=keys, success=success)
 
     @precondition(lambda self: self.objects)
     @rule(which=WHICH, success=SUCCESS)
     def complete_what_is_not_being_stored(self, which: int, success: bool) -> None:
-        if keys := self.some([key for key in self.known.seen if key not in self.known.coming], which):
+        if keys := self.pick([key for key in self.model.known_keys if key not in self.model.being_stored], which):
             self.call("complete_store", self.objects[0], keys=keys, success=success)
 
     @precondition(lambda self: self.objects)
     @rule(which=WHICH, twice=st.sampled_from((False, False, True)))
     def load(self, which: int, twice: bool) -> None:
-        if keys := self.some(sorted(self.known.ready), which):
+        if keys := self.pick(sorted(self.model.ready), which):
             self.ask("lookup", self.objects[0], keys=keys)
             self.call("prepare_load", self.objects[0], keys=keys)
             if twice:
@@ -88,20 +88,20 @@ class OffloadStateMachine(FamilyStateMachine):
     @rule(start=START, last=st.booleans())
     def load_what_is_not_there(self, start: int, last: bool) -> None:
         """Load a missing key together with stored keys, as the last or as the first key of the call."""
-        keys, ready = run_of(start, 1), sorted(self.known.ready - set(run_of(start, 1)))
+        keys, ready = run_of(start, 1), sorted(self.model.ready - set(run_of(start, 1)))
         self.call("prepare_load", self.objects[0], keys=[*ready, *keys] if last else [*keys, *ready])
 
     @precondition(lambda self: self.objects)
     @rule(over=st.sampled_from((False, False, True)))
     def load_and_store_another(self, over: bool) -> None:
         """Load the least recently used key, then store one key more than fits. If `over`, the load completes before that."""
-        missing = [key for key in run_of(0, 20) if key not in self.known.used]
-        fills, another = missing[: self.known.free], missing[self.known.free :][:1]
+        missing = [key for key in run_of(0, 20) if key not in self.model.by_last_use]
+        fills, another = missing[: self.model.free], missing[self.model.free :][:1]
         if self.call("prepare_store", self.objects[0], keys=fills) is not None and fills:
             self.call("complete_store", self.objects[0], keys=fills)
-        if oldest := [key for key in self.known.used if key in self.known.ready][:1]:
+        if oldest := [key for key in self.model.by_last_use if key in self.model.ready][:1]:
             self.call("prepare_load", self.objects[0], keys=oldest)
-            self.call("touch", self.objects[0], keys=[key for key in reversed(self.known.used) if key not in oldest])
+            self.call("touch", self.objects[0], keys=[key for key in reversed(self.model.by_last_use) if key not in oldest])
             if over:
                 self.call("complete_load", self.objects[0], keys=oldest)
             self.call("prepare_store", self.objects[0], keys=another)
@@ -109,7 +109,7 @@ class OffloadStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(which=WHICH)
     def complete_load(self, which: int) -> None:
-        if keys := self.some(sorted(key for key, count in self.known.loads.items() if count), which):
+        if keys := self.pick(sorted(key for key, count in self.model.loads.items() if count), which):
             self.call("complete_load", self.objects[0], keys=keys)
 
     complete_more = complete_load
@@ -135,96 +135,96 @@ class OffloadStateMachine(FamilyStateMachine):
 refusals("offload", "OutOfBlocks", "KeyNotFound")
 
 
-def evicting(call: ModelCall) -> list[int]:
+def evicted_keys(call: ModelCall) -> list[int]:
     """The keys that a call evicted."""
     return list(call.ok[1])
 
 
-def passed_over(call: ModelCall) -> list[int]:
+def keys_passed_over(call: ModelCall) -> list[int]:
     """Keys used less recently than an evicted key, which an LRU order would have evicted before it."""
-    used: list[int] = call.model.used
-    return used[: max((used.index(key) for key in evicting(call)), default=0)]
+    used: list[int] = call.model.by_last_use
+    return used[: max((used.index(key) for key in evicted_keys(call)), default=0)]
 
 
-def known(call: ModelCall) -> tuple[Offload, Sequence[int]]:
+def model_and_keys(call: ModelCall) -> tuple[Offload, Sequence[int]]:
     return call.model, call.args["keys"]
 
 
 @state("offload", "prepare_store")
-def a_block_is_evicted(call: ModelCall) -> bool:
-    return bool(evicting(call))
+def a_key_is_evicted(call: ModelCall) -> bool:
+    return bool(evicted_keys(call))
 
 
 @state("offload", "prepare_store")
-def what_is_being_loaded_is_passed_over(call: ModelCall) -> bool:
-    return any(call.model.loads[key] for key in passed_over(call))
+def eviction_passes_over_a_key_being_loaded(call: ModelCall) -> bool:
+    return any(call.model.loads[key] for key in keys_passed_over(call))
 
 
 @state("offload", "prepare_store")
-def what_is_being_stored_is_passed_over(call: ModelCall) -> bool:
-    return any(key in call.model.coming for key in passed_over(call))
+def eviction_passes_over_a_key_being_stored(call: ModelCall) -> bool:
+    return any(key in call.model.being_stored for key in keys_passed_over(call))
 
 
 @state("offload", "prepare_store")
-def what_the_call_names_itself_is_passed_over(call: ModelCall) -> bool:
-    return any(key in call.args["keys"] for key in passed_over(call))
+def eviction_passes_over_a_key_of_the_call(call: ModelCall) -> bool:
+    return any(key in call.args["keys"] for key in keys_passed_over(call))
 
 
 @state("offload", "prepare_store")
-def a_block_is_evicted_that_was_loaded_before(call: ModelCall) -> bool:
-    return any(key in call.past.given_back for key in evicting(call))
+def a_key_is_evicted_that_was_loaded_before(call: ModelCall) -> bool:
+    return any(key in call.past.given_back for key in evicted_keys(call))
 
 
 @state("offload", "prepare_store")
-def some_are_there_and_some_are_new(call: ModelCall) -> bool:
+def some_keys_are_stored_and_some_are_new(call: ModelCall) -> bool:
     return 0 < len(call.ok[0]) < len(call.args["keys"])
 
 
 @state("offload", "prepare_store", raising="OutOfBlocks")
-def there_would_be_room_if_nothing_were_under_way(call: ModelCall) -> bool:
-    model, keys = known(call)
-    new = sum(key not in model.used for key in set(keys))
-    return new <= model.free + sum(key not in keys for key in model.used)
+def no_key_can_be_evicted_while_stores_or_loads_are_in_progress(call: ModelCall) -> bool:
+    model, keys = model_and_keys(call)
+    new = sum(key not in model.by_last_use for key in set(keys))
+    return new <= model.free + sum(key not in keys for key in model.by_last_use)
 
 
 @state("offload", "prepare_load", raising="KeyNotFound")
-def the_last_of_several_cannot_be_loaded(call: ModelCall) -> bool:
-    model, keys = known(call)
+def a_later_key_of_a_load_is_missing(call: ModelCall) -> bool:
+    model, keys = model_and_keys(call)
     return len(keys) > 1 and keys[0] in model.ready
 
 
 @state("offload", "prepare_load", raising="KeyNotFound")
-def what_is_half_stored_is_to_be_loaded(call: ModelCall) -> bool:
-    model, keys = known(call)
-    return any(key in model.coming for key in keys)
+def a_key_being_stored_is_loaded(call: ModelCall) -> bool:
+    model, keys = model_and_keys(call)
+    return any(key in model.being_stored for key in keys)
 
 
 @state("offload", "prepare_load")
-def a_block_is_loaded_twice_at_a_time(call: ModelCall) -> bool:
-    model, keys = known(call)
+def a_key_has_two_loads_in_progress(call: ModelCall) -> bool:
+    model, keys = model_and_keys(call)
     return any(model.loads[key] for key in keys)
 
 
 @state("offload", "complete_load")
-def one_of_two_loads_is_over(call: ModelCall) -> bool:
-    model, keys = known(call)
+def one_of_two_loads_completes(call: ModelCall) -> bool:
+    model, keys = model_and_keys(call)
     return any(model.loads[key] > 1 for key in keys)
 
 
 @state("offload", "complete_store")
 def a_store_fails(call: ModelCall) -> bool:
-    return not call.args.get("success", True) and any(key in call.model.coming for key in call.args["keys"])
+    return not call.args.get("success", True) and any(key in call.model.being_stored for key in call.args["keys"])
 
 
 @state("offload", "complete_store")
-def what_failed_is_stored_again(call: ModelCall) -> bool:
+def a_key_whose_store_failed_is_stored(call: ModelCall) -> bool:
     return call.args.get("success", True) and any(key in call.past.used_again for key in call.args["keys"])
 
 
 @state("offload", "touch")
-def what_was_used_longest_ago_is_touched(call: ModelCall) -> bool:
-    model, keys = known(call)
-    return len(model.used) > 1 and model.used[0] in keys
+def the_least_recently_used_key_is_touched(call: ModelCall) -> bool:
+    model, keys = model_and_keys(call)
+    return len(model.by_last_use) > 1 and model.by_last_use[0] in keys
 
 
 def note_offload(call: ModelCall) -> None:

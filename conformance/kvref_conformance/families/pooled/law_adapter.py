@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kvref_conformance.families.buffers.counter_bounds import counters_of
+from kvref_conformance.families.buffers import counters_of
 from kvref_conformance.testlib.fixtures import pair_of_tokens
 from kvref_conformance.testlib.law_adapter import Counter, LawAdapter
 

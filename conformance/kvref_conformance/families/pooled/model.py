@@ -52,25 +52,25 @@ class Pooled(ReferenceModel):
         return ExactValue(self.blame("total_tokens"), value=len(self.tokens))
 
     def append(self, keys: Any, values: Any) -> Expectation:
-        given = (keys, (None, *self.row)), (values, (None, *self.row))
-        wrong, count = wrong_arrays(*given), tokens_of(*given)
+        arrays = (keys, (None, *self.row)), (values, (None, *self.row))
+        wrong, count = wrong_arrays(*arrays), tokens_of(*arrays)
         total = len(self.tokens) + count
-        gone = max(0, -(-(total - self.most) // self.per_block))  # whole blocks, until the rest fits
-        left = total - gone * self.per_block
-        opened = -(-left // self.per_block) - max(0, self.blocks - gone)
-        if opened > 0 and not self.size:
+        num_evicted = max(0, -(-(total - self.most) // self.per_block))  # whole blocks, until the rest fits
+        left = total - num_evicted * self.per_block
+        num_opened = -(-left // self.per_block) - max(0, self.blocks - num_evicted)
+        if num_opened > 0 and not self.size:
             wrong.append(("BufferTooLarge", "POOL-04"))
         if wrong:
             return self.refuse(wrong + not_finite(keys, values))
 
         def change(ok: Any) -> None:
-            before, self.evicted = self.blocks, gone > 0
+            before, self.evicted = self.blocks, num_evicted > 0
             rows = list(zip(float32(keys), float32(values), strict=True))
-            self.tokens = (self.tokens + rows)[gone * self.per_block :]
-            for _ in range(2 * opened):  # before anything is evicted, because acquire can raise
-                self.pool.take(self.bytes)
-            for _ in range(2 * min(gone, before)):
-                self.pool.give_back(self.size)
+            self.tokens = (self.tokens + rows)[num_evicted * self.per_block :]
+            for _ in range(2 * num_opened):  # before anything is evicted, because acquire can raise
+                self.pool.serve(self.bytes)
+            for _ in range(2 * min(num_evicted, before)):
+                self.pool.put_back(self.size)
 
         then = self.did("append", change)
         return Expectation("POOL-02", then) if finite(keys, values) else AcceptedOrError("POOL-02", then)
@@ -84,7 +84,7 @@ class Pooled(ReferenceModel):
     def clear(self) -> Expectation:
         def change(ok: Any) -> None:
             for _ in range(2 * self.blocks):
-                self.pool.give_back(self.size)
+                self.pool.put_back(self.size)
             self.tokens, self.evicted = [], False
 
         return Expectation("POOL-05", self.did("clear", change))

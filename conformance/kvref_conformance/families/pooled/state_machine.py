@@ -51,32 +51,32 @@ class PooledStateMachine(FamilyStateMachine):
 refusals("pooled", "ShapeMismatch", "DtypeMismatch", "BufferTooLarge")
 
 
-def goes(call: ModelCall) -> int:
+def evicted_blocks(call: ModelCall) -> int:
     """Returns how many blocks the append evicts."""
     model: Pooled = call.model
     return max(0, -(-(len(model.tokens) + call.tokens - model.most) // model.per_block))
 
 
 @state("pooled", "append")
-def a_block_goes_while_the_newest_is_partly_filled(call: ModelCall) -> bool:
-    return 0 < goes(call) < call.model.blocks and bool(len(call.model.tokens) % call.model.per_block)
+def a_block_is_evicted_while_the_newest_is_partly_filled(call: ModelCall) -> bool:
+    return 0 < evicted_blocks(call) < call.model.blocks and bool(len(call.model.tokens) % call.model.per_block)
 
 
 @state("pooled", "append")
-def several_blocks_go_and_some_stay(call: ModelCall) -> bool:
-    return bool(1 < goes(call) < call.model.blocks)
+def several_blocks_are_evicted_and_some_stay(call: ModelCall) -> bool:
+    return bool(1 < evicted_blocks(call) < call.model.blocks)
 
 
 @state("pooled", "append")
-def an_append_lets_go_of_everything_and_of_some_that_came(call: ModelCall) -> bool:
-    return bool(call.model.tokens) and goes(call) > call.model.blocks
+def an_append_evicts_all_blocks_and_some_of_its_own_tokens(call: ModelCall) -> bool:
+    return bool(call.model.tokens) and evicted_blocks(call) > call.model.blocks
 
 
 @state("pooled", "append")
 def a_partly_filled_block_is_filled_and_another_opened(call: ModelCall) -> bool:
     model: Pooled = call.model
     partly = len(model.tokens) % model.per_block
-    return bool(partly) and partly + call.tokens > model.per_block and not goes(call)
+    return bool(partly) and partly + call.tokens > model.per_block and not evicted_blocks(call)
 
 
 @state("pooled", "append")
@@ -85,12 +85,12 @@ def it_is_filled_to_the_last_token(call: ModelCall) -> bool:
 
 
 @state("pooled", "append")
-def a_block_goes_though_its_size_does_not_divide_the_most(call: ModelCall) -> bool:
-    return goes(call) > 0 and bool(call.model.most % call.model.per_block) and bool(call.model.tokens)
+def a_block_is_evicted_whose_size_does_not_divide_max_tokens(call: ModelCall) -> bool:
+    return evicted_blocks(call) > 0 and bool(call.model.most % call.model.per_block) and bool(call.model.tokens)
 
 
 @state("pooled", "append")
-def a_block_is_opened_in_memory_that_was_given_back(call: ModelCall) -> bool:
+def a_block_is_opened_in_released_memory(call: ModelCall) -> bool:
     model: Pooled = call.model
     size = model.size
     return bool(size and model.pool.free[size] and model.pool.returns) and call.tokens > model.blocks * model.per_block - len(
@@ -99,12 +99,12 @@ def a_block_is_opened_in_memory_that_was_given_back(call: ModelCall) -> bool:
 
 
 @state("pooled", "append")
-def a_block_is_opened_in_memory_that_another_cache_gave_back(call: ModelCall) -> bool:
-    return a_block_is_opened_in_memory_that_was_given_back(call) and any(other != call.on for other in call.past.most)
+def a_block_is_opened_in_memory_that_another_cache_released(call: ModelCall) -> bool:
+    return a_block_is_opened_in_released_memory(call) and any(other != call.on for other in call.past.most)
 
 
 @state("pooled", "read")
-def two_caches_of_one_pool_hold_tokens(call: ModelCall) -> bool:
+def two_caches_of_one_pool_contain_tokens(call: ModelCall) -> bool:
     caches = [each for each in call.models.values() if isinstance(each, Pooled) and each.shared]
     return sum(bool(each.tokens) for each in caches) > 1
 
@@ -120,7 +120,7 @@ def fewer_tokens_are_appended_after_a_clear(call: ModelCall) -> bool:
 
 
 @state("pooled", "clear")
-def more_is_given_back_than_the_pool_keeps(call: ModelCall) -> bool:
+def clear_releases_more_buffers_than_the_pool_keeps(call: ModelCall) -> bool:
     model: Pooled = call.model
     return bool(model.size) and model.pool.free[model.size] + 2 * model.blocks > model.pool.most
 
