@@ -174,7 +174,7 @@ def test_two_ways_of_reading_are_held_against_each_other():
         return tuple(part[head - 1] for part in self._cache.read_token(layer, position))
 
     assert failing(quantized(read_token=None), "QUANT-04") == []
-    assert failing(quantized(read_token=None, read_head=next_head), "QUANT-04") == ["every way of reading agrees (quantized)"]
+    assert failing(quantized(read_token=None, read_head=next_head), "QUANT-04") == ["read operations agree (quantized)"]
 
 
 def test_a_cache_of_steps_alone_is_judged_in_one_layer():

@@ -1,4 +1,4 @@
-"""Conversion of the raw buffers of a cache. If an array library lacks a dtype, a buffer contains its codes as integers."""
+"""Checks of CONTIG: one growing buffer for a batch of sequences, and of EDIT, LAW-18 and LAW-20 for this family."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.recorder import writable
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.contiguous.law_adapter import ContiguousLawAdapter
+from kvref_conformance.families.contiguous.model import Contiguous
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.expectations import CODED
 from kvref_conformance.oracle.formats.small_floats import decoded, encode, round_to
@@ -24,39 +25,291 @@ from kvref_conformance.testlib.fixtures import (
     random_tokens,
 )
 from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.law_adapter import same_observables
 from kvref_conformance.testlib.production_sizes import affordable, edges
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.session import Session
 from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
-
-
-def numbers(buffer: NDArray, dtype: str) -> NDArray:
-    """Returns the numbers in a buffer of this dtype, as float32 if the buffer contains codes."""
-    return decoded(dtype)[buffer] if _codes(buffer, dtype) else buffer
-
-
-def as_stored(rows: NDArray, buffer: NDArray, dtype: str) -> NDArray:
-    """Returns `rows` as they are written into a buffer of this dtype."""
-    return encode(rows, dtype).astype(buffer.dtype) if _codes(buffer, dtype) else rows
-
-
-def _codes(buffer: NDArray, dtype: str) -> bool:
-    return dtype in CODED and buffer.dtype.kind in "iu"
-
-
-# Checks of CONTIG: the contiguous cache, with buffers [batch_size, num_kv_heads, capacity, head_dim].
 
 Pair = tuple[NDArray, NDArray]
 DTYPES = ("float32", "float16", "bfloat16")
 
 
+def decode_buffer(buffer: NDArray, dtype: str) -> NDArray:
+    """Returns the numbers in a raw buffer of this dtype. If an array library lacks the dtype, the buffer contains its codes."""
+    return decoded(dtype)[buffer] if _contains_codes(buffer, dtype) else buffer
+
+
+def encode_for_buffer(rows: NDArray, buffer: NDArray, dtype: str) -> NDArray:
+    """Returns `rows` as they are written into a raw buffer of this dtype."""
+    return encode(rows, dtype).astype(buffer.dtype) if _contains_codes(buffer, dtype) else rows
+
+
+def _contains_codes(buffer: NDArray, dtype: str) -> bool:
+    return dtype in CODED and buffer.dtype.kind in "iu"
+
+
+def random_rows(subject: Subject, batch: int, count: int) -> Pair:
+    """Returns random keys and values [batch, heads, count, dim]."""
+    keys, values = (np.concatenate([batch_major(random_tokens(subject, count)) for _ in range(batch)]) for _ in range(2))
+    return keys, values
+
+
+def concatenate_tokens(*pairs: Pair) -> Pair:
+    keys, values = (np.concatenate(parts, axis=2) for parts in zip(*pairs, strict=True))
+    return keys, values
+
+
+class ContiguousFixture(Session):
+    """A cache to which random tokens are appended."""
+
+    model: Contiguous
+
+    def __init__(self, subject: Subject, count: int | None = None, **changes: Any) -> None:
+        """count: the number of tokens to append. Raises NotOffered if the limits leave less room."""
+        super().__init__(subject, **changes)
+        if count is not None:
+            at_least(self.cache, max_seq_len=count)
+            self.append(count)
+
+    def random(self, count: int) -> Pair:
+        return random_rows(self.subject, self.model.sizes[0], count)
+
+    def append(self, count: int) -> Pair:
+        """Appends `count` random tokens, and returns them."""
+        tokens = self.random(count)
+        self.cache.append(*tokens)
+        return tokens
+
+
+def growing_caches(subject: Subject, *sizes: tuple[int, int]) -> list[ContiguousFixture]:
+    """Returns new caches with (initial_capacity, max_seq_len) near each of `sizes`, as far as the limits allow them to grow.
+
+    Raises NotOffered if there is none.
+    """
+    sessions = [ContiguousFixture(subject, initial_capacity=initial, max_seq_len=most) for initial, most in sizes]
+    if growing := [session for session in sessions if session.model.room < session.model.most]:
+        return growing
+    raise NotOffered("a cache that grows, where its limits allow only initial capacities of the full size")
+
+
+def cache_with_room(subject: Subject, capacity: int) -> tuple[ContiguousFixture, int]:
+    """Returns a cache with a token and an initial capacity near `capacity`, and how many more tokens fit before it grows."""
+    session = ContiguousFixture(subject, 1, initial_capacity=capacity)
+    while (room := session.model.room - len(session.model.tokens)) < 1:
+        if session.model.room == session.model.most:
+            raise NotOffered("room for two tokens")
+        session.append(1)
+    return session, room
+
+
+@check("CONTIG-01a", "contiguous")
+def new_returns_an_empty_cache(subject: Subject) -> None:
+    assert_equal(new(subject, "contiguous").seq_len, 0, "length of a new cache")
+
+
+@check("CONTIG-01b", "contiguous")
+def new_allocates_the_initial_capacity(subject: Subject) -> None:
+    for wanted, limit in ((3, 20), (0, 20), (50, 20)):
+        cache = new(subject, "contiguous", initial_capacity=wanted, max_seq_len=limit)
+        assert_equal(
+            cache.capacity, min(cache.config["initial_capacity"], cache.config["max_seq_len"]), "capacity of a new cache"
+        )
+
+
+@check("CONTIG-02", "contiguous")
+def read_returns_tokens_in_order(subject: Subject) -> None:
+    subject.need(max_seq_len=12)
+    session = ContiguousFixture(subject)
+    tokens = session.random(0)
+    for count in (1, 4, 1, 1, 5):
+        tokens = concatenate_tokens(tokens, session.append(count))
+        assert_equal(session.cache.seq_len, tokens[0].shape[2], "length")
+        assert_pair(session.cache.read(), tokens, "all tokens")
+
+
+@check("CONTIG-03", "contiguous")
+def read_of_a_new_cache_returns_no_tokens(subject: Subject) -> None:
+    for batch in (1, 2):
+        session = ContiguousFixture(subject, batch_size=batch)
+        assert_pair(session.cache.read(), session.random(0), "a new cache")
+
+
+@check("CONTIG-03", "contiguous")
+def read_after_an_append_of_no_tokens_returns_none(subject: Subject) -> None:
+    session = ContiguousFixture(subject, 0)
+    assert_pair(session.cache.read(), session.random(0), "a cache after an append of 0 tokens")
+
+
+@check("CONTIG-04", "contiguous")
+def capacity_doubles_until_the_tokens_fit(subject: Subject) -> None:
+    """Appends one token more than fit, more than twice as many, and up to the maximum, which no doubling reaches."""
+    for at_once in (False, True):
+        for session in growing_caches(subject, (0, 20), (3, 20), (2, 100), (5, 7)):
+            capacity, most, length = session.model.room, session.model.most, 0
+            first = max(1, capacity)
+            for total in (8 * first + 1, most - 1) if at_once else (first, first + 1, 2 * first + 1, 6 * first, most - 1):
+                if length < total < most:
+                    session.append(total - length)
+                    length = total
+                    while capacity < total:
+                        capacity = min(max(1, 2 * capacity), most)
+                    assert_equal(session.cache.capacity, capacity, f"capacity at {total} tokens")
+
+
+@check("CONTIG-05", "contiguous")
+def growth_keeps_every_bit(subject: Subject) -> None:
+    for session in growing_caches(subject, (0, 20), (1, 20), (3, 20)):
+        most, step = session.model.most, max(2, session.model.room // 2)  # so that it grows more than once
+        tokens = session.random(0)
+        for start in range(0, min(9 * step, most), step):
+            tokens = concatenate_tokens(tokens, session.append(min(step, most - start)))
+            assert_pair(session.cache.read(), tokens, "all tokens")
+
+
+@check("CONTIG-06ab", "contiguous")
+def append_to_a_full_cache_raises(subject: Subject) -> None:
+    session = ContiguousFixture(subject)
+    tokens = session.append(session.model.most)
+    assert_equal(session.cache.seq_len, session.model.most, "length of a cache filled to max_seq_len")
+    with raises("CapacityExceeded"):
+        session.append(1)
+    session.look("seq_len")
+    assert_pair(session.cache.read(), tokens, "a full cache after a rejected append")
+
+
+@check("CONTIG-06b", "contiguous")
+def append_of_too_many_tokens_changes_nothing(subject: Subject) -> None:
+    session = ContiguousFixture(subject, 2)
+    with raises("CapacityExceeded"):
+        session.append(session.model.most - 1)
+    session.look("seq_len", "capacity", "read")
+
+
+@check("CONTIG-07b", "contiguous")
+def raw_returns_the_tokens(subject: Subject) -> None:
+    subject.need(max_seq_len=4)
+    for dtype in formats_of(subject, "dtype", *DTYPES):
+        session = ContiguousFixture(subject, dtype=dtype)
+        tokens = session.append(4)
+        for buffer, want in zip(session.cache.as_is("raw"), tokens, strict=True):
+            used = shaped(subject.numpy(buffer)[:, :, :4], want.shape, "the used part of the raw buffer")
+            assert_same(decode_buffer(used, dtype), round_to(want, dtype), f"the first 4 tokens of the raw {dtype} buffer")
+
+
+@check("CONTIG-07a", "contiguous")
+def raw_returns_buffers_of_the_capacity(subject: Subject) -> None:
+    session = ContiguousFixture(subject, 4)
+    batch, heads, dim = session.model.sizes
+    for buffer in session.cache.raw():
+        shaped(buffer, (batch, heads, session.cache.capacity, dim), "the raw buffer")
+
+
+@check("CONTIG-08", "contiguous")
+def raw_buffers_remain_the_same_memory(subject: Subject) -> None:
+    """Appends up to the capacity, resets and appends again."""
+    subject.in_this_process()
+    session, room = cache_with_room(subject, 8)
+    cache, dtype = session.cache, session.cache.config["dtype"]
+    buffer = cache.as_is("raw")[0]
+    writable(buffer, "raw buffers that can be written to")
+    for count in (room // 3, room // 3, room - 2 * (room // 3)):
+        if count:
+            session.append(count)
+    keys = cache.read()[0]
+    found = decode_buffer(subject.numpy(buffer), dtype)
+    assert_same(found[:, :, : keys.shape[2]], keys, "raw keys that were returned before three appends")
+    cache.reset()
+    keys, _ = session.append(count)
+    found = decode_buffer(subject.numpy(buffer), dtype)
+    assert_same(found[:, :, :count], keys, "raw keys that were returned before reset and append")
+
+
+@check("CONTIG-09", "contiguous")
+def append_fused_equals_append(subject: Subject) -> None:
+    subject.need(max_seq_len=8)
+    session = ContiguousFixture(subject)
+    tokens = session.random(0)
+    for count in (2, 1, 5):
+        fused = session.random(count)
+        session.cache.append_fused(np.stack(fused))
+        session.look("seq_len", "capacity", "raw")
+        tokens = concatenate_tokens(tokens, fused)
+        assert_pair(session.cache.read(), tokens, "tokens after a fused append")
+
+
+@check("CONTIG-10a", "contiguous")
+def advance_makes_tokens_readable(subject: Subject) -> None:
+    subject.in_this_process()
+    session, room = cache_with_room(subject, 5)
+    cache, before, tokens = session.cache, session.cache.read(), session.random(room)
+    length = before[0].shape[2]
+    for buffer, rows in zip(cache.as_is("raw"), tokens, strict=True):
+        writable(buffer, "raw buffers that can be written to")
+        own = subject.own(encode_for_buffer(rows, subject.numpy(buffer), cache.config["dtype"]))
+        buffer[:, :, length : length + room, :] = own.array
+    cache.advance(room)
+    assert_equal(cache.seq_len, length + room, f"length after advance({room}) at {length}")
+    assert_pair(cache.read(), concatenate_tokens(before, tokens), f"tokens after advance({room})")
+
+
+@check("CONTIG-10b", "contiguous")
+def advance_past_the_capacity_raises(subject: Subject) -> None:
+    session = ContiguousFixture(subject, 2)  # capacity 3 and max_seq_len 20, if the limits allow it
+    with raises("CapacityExceeded"):
+        session.cache.advance(session.cache.capacity - 1)
+    session.look()
+
+
+@check("CONTIG-10c", "contiguous")
+def advance_by_a_negative_number_raises(subject: Subject) -> None:
+    session = ContiguousFixture(subject, 2)
+    with raises("PositionOutOfRange"):
+        session.cache.advance(-1)
+    session.look()
+
+
+@check("CONTIG-11a", "contiguous")
+def reset_keeps_the_capacity(subject: Subject) -> None:
+    cache = ContiguousFixture(subject, 7).cache
+    capacity = cache.capacity
+    cache.reset()
+    assert_equal(cache.capacity, capacity, "capacity after reset")
+
+
+@check("CONTIG-11b", "contiguous")
+def reset_removes_all_tokens(subject: Subject) -> None:
+    session = ContiguousFixture(subject, 7)
+    session.cache.reset()
+    assert_equal(session.cache.seq_len, 0, "length after reset")
+    assert_pair(session.cache.read(), session.random(0), "a cache after reset")
+    session.append(2)
+    session.look()
+
+
+@check("CONTIG-12", "contiguous")
+def append_rounds_to_the_dtype(subject: Subject) -> None:
+    subject.need(max_seq_len=5)
+    for dtype in formats_of(subject, "dtype", *DTYPES):
+        session = ContiguousFixture(subject, dtype=dtype)
+        keys, values = session.append(5)
+        assert_pair(session.cache.read(), (round_to(keys, dtype), round_to(values, dtype)), f"tokens of a {dtype} cache")
+
+
+@check("CONTIG-13", "contiguous")
+def append_keeps_sequences_of_a_batch_separate(subject: Subject) -> None:
+    subject.need(batch_size=2, max_seq_len=7)
+    session = ContiguousFixture(subject, batch_size=3)
+    tokens, more = session.append(4), session.random(3)
+    more[0][1], more[1][1] = 0, 0  # the second sequence's tokens are zero
+    session.cache.append(*more)
+    assert_pair(session.cache.read(), concatenate_tokens(tokens, more), "tokens of all sequences")
+
+
+# Checks of EDIT for the contiguous cache: `truncate` and `reorder`.
+
+
 def rows(subject: Subject, cache: ObjectProxy, count: int) -> Pair:
-    """Returns random keys and values [batch, heads, count, dim] for a cache."""
-
-    def one() -> NDArray:
-        return np.concatenate([batch_major(random_tokens(subject, count)) for _ in range(cache.config["batch_size"])])
-
-    return one(), one()
+    return random_rows(subject, cache.config["batch_size"], count)
 
 
 def filled(subject: Subject, count: int, **config: Any) -> tuple[ObjectProxy, NDArray, NDArray]:
@@ -65,258 +318,6 @@ def filled(subject: Subject, count: int, **config: Any) -> tuple[ObjectProxy, ND
     keys, values = rows(subject, cache, count)
     cache.append(keys, values)
     return cache, keys, values
-
-
-def joined(before: Pair, more: Pair) -> Pair:
-    """Concatenates two pairs of keys and values along the token axis."""
-    return np.concatenate([before[0], more[0]], axis=2), np.concatenate([before[1], more[1]], axis=2)
-
-
-def growing(subject: Subject, *sizes: tuple[int, int]) -> Iterator[tuple[ObjectProxy, int, int]]:
-    """Yields new caches with (initial_capacity, max_seq_len) near each of `sizes`, and the two sizes that they have.
-
-    Raises NotOffered if the limits permit no cache that grows.
-    """
-    grew = False
-    for initial, most in sizes:
-        cache = new(subject, "contiguous", initial_capacity=initial, max_seq_len=most)
-        initial, most = cache.config["initial_capacity"], cache.config["max_seq_len"]
-        if initial < most:
-            grew = True
-            yield cache, initial, most
-    if not grew:
-        raise NotOffered("a cache that grows, where its limits allow only initial capacities of the full size")
-
-
-def with_room(subject: Subject, count: int) -> tuple[ObjectProxy, Pair, int]:
-    """Returns a cache with an initial capacity near `count`, its tokens, and how many more fit before it grows."""
-    cache, keys, values = filled(subject, 1, initial_capacity=count)
-    while (room := _capacity(cache) - cache.seq_len) < 1:
-        if cache.capacity == cache.config["max_seq_len"]:
-            raise NotOffered("room for two tokens")
-        more = rows(subject, cache, 1)
-        cache.append(*more)
-        keys, values = joined((keys, values), more)
-    return cache, (keys, values), room
-
-
-def _capacity(cache: ObjectProxy) -> int:
-    """Returns the capacity that it reports, or a lower bound if it reports none."""
-    try:
-        return int(cache.capacity)
-    except NotOffered:
-        return max(int(cache.config["initial_capacity"]), int(cache.seq_len))
-
-
-@check("CONTIG-01a", "contiguous")
-def a_new_cache_is_empty(subject: Subject) -> None:
-    assert_equal(new(subject, "contiguous").seq_len, 0, "length of a new cache")
-
-
-@check("CONTIG-01b", "contiguous")
-def a_new_cache_has_its_initial_capacity(subject: Subject) -> None:
-    for wanted, limit in ((3, 20), (0, 20), (50, 20)):
-        cache = new(subject, "contiguous", initial_capacity=wanted, max_seq_len=limit)
-        initial, most = cache.config["initial_capacity"], cache.config["max_seq_len"]
-        what = f"capacity of a new cache with initial_capacity {initial}, max_seq_len {most}"
-        assert_equal(cache.capacity, min(initial, most), what)
-
-
-@check("CONTIG-02", "contiguous")
-def tokens_are_read_in_order(subject: Subject) -> None:
-    subject.need(max_seq_len=12)
-    cache, at = new(subject, "contiguous"), 0
-    keys, values = rows(subject, cache, 12)
-    for count in (1, 4, 1, 1, 5):
-        part = slice(at, at + count)
-        cache.append(keys[:, :, part], values[:, :, part])
-        at += count
-        assert_equal(cache.seq_len, at, "length")
-        assert_pair(cache.read(), (keys[:, :, :at], values[:, :, :at]), f"the tokens after appends of {at}")
-
-
-@check("CONTIG-03", "contiguous")
-def an_empty_cache_reads_as_no_tokens(subject: Subject) -> None:
-    for batch in (1, 2):
-        cache = new(subject, "contiguous", batch_size=batch)
-        assert_pair(cache.read(), rows(subject, cache, 0), "a new cache")
-
-
-@check("CONTIG-03", "contiguous")
-def a_cache_given_no_tokens_reads_as_none(subject: Subject) -> None:
-    cache, keys, values = filled(subject, 0)
-    assert_pair(cache.read(), (keys, values), "a cache after an append of 0 tokens")
-
-
-@check("CONTIG-04", "contiguous")
-def capacity_doubles_until_it_fits(subject: Subject) -> None:
-    """Appends one token more than fit, more than twice as many, and up to the maximum, which no doubling reaches."""
-    for at_once in (False, True):
-        for cache, initial, most in growing(subject, (0, 20), (3, 20), (2, 100), (5, 7)):
-            first = max(1, initial)
-            capacity, length = initial, 0
-            for total in (8 * first + 1, most - 1) if at_once else (first, first + 1, 2 * first + 1, 6 * first, most - 1):
-                if length < total < most:
-                    cache.append(*rows(subject, cache, total - length))
-                    length = total
-                    while capacity < total:
-                        capacity = min(max(1, 2 * capacity), most)
-                    assert_equal(cache.capacity, capacity, f"capacity at {total} tokens, {initial} at first, at most {most}")
-
-
-@check("CONTIG-05", "contiguous")
-def growing_keeps_every_bit(subject: Subject) -> None:
-    for cache, initial, most in growing(subject, (0, 20), (1, 20), (3, 20)):
-        at_a_time = max(2, initial // 2)  # so that it grows more than once
-        held = rows(subject, cache, 0)
-        for _ in range(9):
-            more = rows(subject, cache, min(at_a_time, most - held[0].shape[2]))
-            if not more[0].size:
-                break
-            cache.append(*more)
-            held = joined(held, more)
-            assert_pair(cache.read(), held, f"{held[0].shape[2]} tokens")
-
-
-@check("CONTIG-06ab", "contiguous")
-def full_is_full(subject: Subject) -> None:
-    cache = new(subject, "contiguous")
-    most = cache.config["max_seq_len"]
-    keys, values = rows(subject, cache, most)
-    cache.append(keys, values)
-    assert_equal(cache.seq_len, most, "length of a cache filled to max_seq_len")
-    with raises("CapacityExceeded"):
-        cache.append(*rows(subject, cache, 1))
-    assert_equal(cache.seq_len, most, "length of a full cache after a rejected append")
-    assert_pair(cache.read(), (keys, values), "a full cache after a rejected append")
-
-
-@check("CONTIG-06b", "contiguous")
-def what_does_not_fit_does_not_grow(subject: Subject) -> None:
-    cache, keys, values = filled(subject, 2)
-    capacity = cache.capacity
-    with raises("CapacityExceeded"):
-        cache.append(*rows(subject, cache, cache.config["max_seq_len"] - 1))
-    assert_equal((cache.seq_len, cache.capacity), (2, capacity), "length and capacity after an append that did not fit")
-    assert_pair(cache.read(), (keys, values), "a cache after an append that did not fit")
-
-
-@check("CONTIG-07b", "contiguous")
-def raw_buffers_hold_the_tokens(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *DTYPES):
-        cache, keys, values = filled(subject, 4, dtype=dtype)
-        for got, want in zip(cache.as_is("raw"), (keys, values), strict=True):
-            used = shaped(subject.numpy(got)[:, :, :4], want.shape, "the used part of the raw buffer")
-            assert_same(numbers(used, dtype), round_to(want, dtype), f"the first 4 tokens of the raw {dtype} buffer")
-
-
-@check("CONTIG-07a", "contiguous")
-def raw_buffers_have_the_caches_capacity(subject: Subject) -> None:
-    cache, keys, _ = filled(subject, 4)
-    batch, heads, _, dim = keys.shape
-    for buffer in cache.raw():
-        shaped(buffer, (batch, heads, cache.capacity, dim), "the raw buffer")
-
-
-@check("CONTIG-08", "contiguous")
-def raw_buffers_stay_the_same_memory(subject: Subject) -> None:
-    subject.in_this_process()
-    cache, (keys, values), room = with_room(subject, 8)
-    dtype, before = cache.config["dtype"], cache.as_is("raw")[0]
-    writable(before, "raw buffers that can be written to")
-    for count in (room // 3, room // 3, room - 2 * (room // 3)):  # up to the capacity
-        more = rows(subject, cache, count)
-        if count:
-            cache.append(*more)
-            keys, values = joined((keys, values), more)
-    seen = numbers(subject.numpy(before), dtype)
-    assert_same(seen[:, :, : keys.shape[2]], keys, "raw keys that were returned before three appends")
-    cache.reset()
-    cache.append(*more)
-    seen = numbers(subject.numpy(before), dtype)
-    assert_same(seen[:, :, : more[0].shape[2]], more[0], "raw keys that were returned before reset and append")
-
-
-@check("CONTIG-09", "contiguous")
-def a_fused_append_is_an_append(subject: Subject) -> None:
-    plain, fused = ContiguousLawAdapter(subject), ContiguousLawAdapter(subject)
-    for count in (2, 1, 5):
-        keys, values = rows(subject, plain.cache, count)
-        plain.cache.append(keys, values)
-        fused.cache.append_fused(np.stack([keys, values]))
-        same_observables(fused.observe(), plain.observe(), "after a fused append")
-        assert_pair(fused.cache.read(), plain.cache.read(), "tokens after a fused append")
-
-
-@check("CONTIG-10a", "contiguous")
-def advancing_makes_tokens_readable(subject: Subject) -> None:
-    subject.in_this_process()
-    cache, held, room = with_room(subject, 5)
-    length, more = held[0].shape[2], rows(subject, cache, room)
-    for buffer, new_rows in zip(cache.as_is("raw"), more, strict=True):
-        writable(buffer, "raw buffers that can be written to")
-        own = subject.own(as_stored(new_rows, subject.numpy(buffer), cache.config["dtype"]))
-        buffer[:, :, length : length + room, :] = own.array
-    cache.advance(room)
-    assert_equal(cache.seq_len, length + room, f"length after advance({room}) at {length}")
-    assert_pair(cache.read(), joined(held, more), f"tokens after advance({room})")
-
-
-@check("CONTIG-10b", "contiguous")
-def advancing_past_capacity_raises(subject: Subject) -> None:
-    cache, keys, values = filled(subject, 2)  # capacity 3 and max_seq_len 20, if the limits allow it
-    with raises("CapacityExceeded"):
-        cache.advance(cache.capacity - 1)
-    assert_equal(cache.seq_len, 2, "length after a rejected advance past capacity")
-    assert_pair(cache.read(), (keys, values), "tokens after a rejected advance past capacity")
-
-
-@check("CONTIG-10c", "contiguous")
-def advancing_by_less_than_nothing_raises(subject: Subject) -> None:
-    cache, keys, values = filled(subject, 2)
-    with raises("PositionOutOfRange"):
-        cache.advance(-1)
-    assert_pair(cache.read(), (keys, values), "tokens after a rejected advance by a negative number")
-
-
-@check("CONTIG-11a", "contiguous")
-def a_reset_keeps_capacity(subject: Subject) -> None:
-    cache, _, _ = filled(subject, 7)
-    capacity = cache.capacity
-    cache.reset()
-    assert_equal(cache.capacity, capacity, "capacity after reset")
-
-
-@check("CONTIG-11b", "contiguous")
-def a_reset_forgets(subject: Subject) -> None:
-    cache, _, _ = filled(subject, 7)
-    cache.reset()
-    assert_equal(cache.seq_len, 0, "length after reset")
-    assert_pair(cache.read(), rows(subject, cache, 0), "a cache after reset")
-    keys, values = rows(subject, cache, 2)
-    cache.append(keys, values)
-    assert_pair(cache.read(), (keys, values), "2 tokens appended after reset")
-
-
-@check("CONTIG-12", "contiguous")
-def values_are_stored_in_the_caches_dtype(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *DTYPES):
-        cache, keys, values = filled(subject, 5, dtype=dtype)
-        assert_pair(cache.read(), (round_to(keys, dtype), round_to(values, dtype)), f"tokens of a {dtype} cache")
-
-
-@check("CONTIG-13", "contiguous")
-def sequences_of_a_batch_are_independent(subject: Subject) -> None:
-    subject.need(batch_size=2)
-    cache, keys, values = filled(subject, 4, batch_size=3)
-    at_least(cache, max_seq_len=7)
-    more = rows(subject, cache, 3)
-    more[0][1], more[1][1] = 0, 0  # the second sequence's tokens are zero
-    cache.append(*more)
-    assert_pair(cache.read(), joined((keys, values), more), f"a batch of {len(keys)}")
-
-
-# Checks of EDIT for the contiguous cache: `truncate` and `reorder`.
 
 
 def leading(given: Pair, length: int, dtype: str) -> Pair:
@@ -346,7 +347,9 @@ def memory_stays_when_tokens_go(subject: Subject) -> None:
     capacity = cache.capacity
     cache.truncate(2)
     assert_equal(cache.capacity, capacity, "capacity after truncate(2)")
-    assert_same(numbers(cache.raw()[0][:, :, :2], cache.config["dtype"]), keys[:, :, :2], "the first 2 tokens of the raw buffer")
+    assert_same(
+        decode_buffer(cache.raw()[0][:, :, :2], cache.config["dtype"]), keys[:, :, :2], "the first 2 tokens of the raw buffer"
+    )
     cache.truncate(0)
     assert_equal(cache.capacity, capacity, "capacity after truncate(0)")
 
@@ -360,7 +363,7 @@ def raw_buffers_stay_the_same_memory_when_tokens_go(subject: Subject) -> None:
     cache.truncate(2)
     more = rows(subject, cache, 1)
     cache.append(*more)
-    seen = numbers(subject.numpy(before), cache.config["dtype"])
+    seen = decode_buffer(subject.numpy(before), cache.config["dtype"])
     assert_same(seen[:, :, 2:3], more[0], "the key at position 2 of the buffer that raw returned before truncate and append")
 
 
@@ -396,11 +399,11 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
             at_least(cache, max_seq_len=12)
             drafted = rows(subject, cache, draft)
             cache.append(*drafted)
-            held = joined(held, drafted)
+            held = concatenate_tokens(held, drafted)
             cache.truncate(length)
             new_rows = rows(subject, cache, more)
             cache.append(*new_rows)
-            held = joined((held[0][:, :, :length], held[1][:, :, :length]), new_rows)
+            held = concatenate_tokens((held[0][:, :, :length], held[1][:, :, :length]), new_rows)
             holds(cache, held, length + more, f"of a {dtype} cache after a draft of {draft}, truncate({length}), append({more})")
 
 
@@ -414,20 +417,20 @@ def a_cache_that_went_back_is_filled_as_any_other(subject: Subject) -> None:
     kept = cache.read()
     given = rows(subject, cache, most - 1)
     cache.append(*given)
-    holds(cache, joined((kept[0], kept[1]), given), most, "of a full cache after truncate(1) and appends up to max_seq_len")
+    holds(
+        cache,
+        concatenate_tokens((kept[0], kept[1]), given),
+        most,
+        "of a full cache after truncate(1) and appends up to max_seq_len",
+    )
     with raises("CapacityExceeded"):
         cache.append(*rows(subject, cache, 1))
 
 
-def batched(subject: Subject, count: int, dtype: str | None = None) -> tuple[ObjectProxy, Pair]:
-    """Returns a cache with several rows of different tokens, and the tokens."""
+def batch_of_tokens(subject: Subject, count: int | None = 4, **changes: Any) -> ContiguousFixture:
+    """Returns a cache with several sequences of different tokens."""
     subject.need(batch_size=2)
-    cache, keys, values = filled(subject, count, batch_size=3, **{"dtype": dtype} if dtype else {})
-    return cache, (keys, values)
-
-
-def taken(given: Pair, which: Sequence[int]) -> Pair:
-    return given[0][list(which)], given[1][list(which)]
+    return ContiguousFixture(subject, count, batch_size=3, **changes)
 
 
 def orders(batch: int) -> list[list[int]]:
@@ -443,62 +446,56 @@ def orders(batch: int) -> list[list[int]]:
 
 
 @check("EDIT-07a", "contiguous")
-def rows_become_what_others_were(subject: Subject) -> None:
+def reorder_moves_every_token_of_a_row(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *DTYPES):
-        cache, given = batched(subject, 4, dtype)
-        for order in orders(cache.config["batch_size"]):
-            cache.reorder(order)
-            given = taken(given, order)
-            holds(cache, given, 4, f"of a {dtype} cache after reorder({order})")
+        session = batch_of_tokens(subject, dtype=dtype)
+        for order in orders(session.model.sizes[0]):
+            keys, values = session.cache.read()
+            session.cache.reorder(order)
+            session.look("seq_len")
+            assert_pair(session.cache.read(), (keys[order], values[order]), f"tokens of a {dtype} cache after reorder({order})")
 
 
 @check("EDIT-07a", "contiguous")
-def a_batch_without_tokens_is_reordered_too(subject: Subject) -> None:
-    subject.need(batch_size=2)
-    cache = new(subject, "contiguous", batch_size=3)
-    at_least(cache, max_seq_len=2)
-    cache.reorder(orders(cache.config["batch_size"])[0])
-    given = rows(subject, cache, 2)
-    cache.append(*given)
-    holds(cache, given, 2, "appended after reorder of a batch without tokens")
+def reorder_of_an_empty_batch_is_followed_by_appends(subject: Subject) -> None:
+    subject.need(max_seq_len=2)
+    session = batch_of_tokens(subject, None)
+    session.cache.reorder(orders(session.model.sizes[0])[0])
+    session.append(2)
+    session.look()
 
 
 @check("EDIT-07ab", "contiguous")
-def as_many_rows_as_are_named_are_left(subject: Subject) -> None:
-    cache, given = batched(subject, 4)
-    at_least(cache, max_seq_len=8)
-    batch, tried = cache.config["batch_size"], 0
-    for order in ([batch - 1], [0] * 2, [0, *range(batch)], [batch - 1, 0]):
-        if not subject.limits.of("contiguous", "batch_size").allows(len(order)):
-            continue
-        cache, given = batched(subject, 4)
-        cache.reorder(order)
-        tried += 1
-        holds(cache, taken(given, order), 4, f"after reorder({order}) of {batch} rows")
-        more = tuple(np.concatenate([part[:1] * np.float32(2) ** n for n in range(len(order))]) for part in given)
-        cache.append(*more)
-        holds(cache, joined(taken(given, order), (more[0], more[1])), 8, f"appended after reorder({order}) of {batch} rows")
-    if not tried:
+def reorder_changes_the_batch_size(subject: Subject) -> None:
+    subject.need(max_seq_len=8)
+    batch, sizes = subject.size("batch_size", 3), subject.limits.of("contiguous", "batch_size")
+    wanted = [each for each in ([batch - 1], [0] * 2, [0, *range(batch)], [batch - 1, 0]) if sizes.allows(len(each))]
+    if not wanted:
         raise NotOffered(f"reorder to another batch size than {batch}")
+    for order in wanted:
+        session = batch_of_tokens(subject)
+        session.cache.reorder(order)
+        session.look()
+        session.append(4)
+        session.look()
 
 
 @check("EDIT-07c", "contiguous")
-def memory_stays_when_rows_change_places(subject: Subject) -> None:
+def reorder_keeps_the_raw_buffers(subject: Subject) -> None:
     subject.in_this_process()
-    cache, given = batched(subject, 4)
-    before = cache.as_is("raw")
-    for buffer in before:
+    cache = batch_of_tokens(subject).cache
+    buffers = cache.as_is("raw")
+    for buffer in buffers:
         writable(buffer, "raw buffers that can be written to")
-    order = orders(cache.config["batch_size"])[0]
-    cache.reorder(order)
-    for buffer, want in zip(before, taken(given, order), strict=True):
-        seen = numbers(subject.numpy(buffer), cache.config["dtype"])[:, :, :4]
-        assert_same(seen, want, f"a raw buffer that was returned before reorder({order})")
+    cache.reorder(orders(cache.config["batch_size"])[0])
+    for buffer, want in zip(buffers, cache.read(), strict=True):
+        found = decode_buffer(subject.numpy(buffer), cache.config["dtype"])[:, :, :4]
+        assert_same(found, want, "a raw buffer that was returned before reorder")
 
 
 @check("EDIT-07d", "contiguous")
-def capacity_stays_when_rows_change(subject: Subject) -> None:
-    cache, _ = batched(subject, 4)
+def reorder_keeps_the_capacity(subject: Subject) -> None:
+    cache = batch_of_tokens(subject).cache
     capacity, order = cache.capacity, orders(cache.config["batch_size"])[0]
     for rows_left in (order, order[:-1]):
         if subject.limits.of("contiguous", "batch_size").allows(len(rows_left)):
@@ -507,44 +504,42 @@ def capacity_stays_when_rows_change(subject: Subject) -> None:
 
 
 @check("EDIT-08", "contiguous")
-def rows_of_one_origin_go_their_own_ways(subject: Subject) -> None:
+def append_to_copies_of_a_row_keeps_them_separate(subject: Subject) -> None:
+    subject.need(max_seq_len=7)
     for dtype in formats_of(subject, "dtype", *DTYPES):
-        cache, given = batched(subject, 3, dtype)
-        at_least(cache, max_seq_len=7)
-        order = [1] * cache.config["batch_size"]
-        cache.reorder(order)
-        held = taken(given, order)
+        session = batch_of_tokens(subject, 3, dtype=dtype)
+        session.cache.reorder([1] * session.model.sizes[0])
         for count in (1, 2, 1):
-            more = rows(subject, cache, count)
-            cache.append(*more)
-            held = joined(held, more)
-            holds(cache, held, held[0].shape[2], f"of a {dtype} cache after reorder({order}) and an append of new tokens")
+            session.append(count)
+            session.look()
 
 
 @check("EDIT-08", "contiguous")
-def a_row_written_in_place_leaves_its_twin(subject: Subject) -> None:
+def write_into_the_buffer_of_a_row_leaves_its_copies(subject: Subject) -> None:
     subject.in_this_process()
-    cache, given = batched(subject, 3)
-    order = [1] * cache.config["batch_size"]
-    cache.reorder(order)
-    want = [np.array(part) for part in taken(given, order)]
-    for part, buffer in zip(want, cache.as_is("raw"), strict=True):
+    subject.need(batch_size=2, max_seq_len=3)
+    cache = new(subject, "contiguous", batch_size=3)  # no session, because the model knows nothing of writes into buffers
+    batch, dtype = cache.config["batch_size"], cache.config["dtype"]
+    cache.append(*random_rows(subject, batch, 3))
+    cache.reorder([1] * batch)
+    keys, values = (np.array(part) for part in cache.read())
+    for part, buffer in zip((keys, values), cache.as_is("raw"), strict=True):
         writable(buffer, "raw buffers that can be written to")
         part[0] *= np.float32(2)
-        own: NDArray = as_stored(part[0], subject.numpy(buffer), cache.config["dtype"])
+        own: NDArray = encode_for_buffer(part[0], subject.numpy(buffer), dtype)
         buffer[0, :, :3, :] = subject.own(own).array
-    holds(cache, (want[0], want[1]), 3, "after an in-place write to one of several copies of a row")
+    assert_pair(cache.read(), (keys, values), "tokens after an in-place write to one of several copies of a row")
 
 
 @check("EDIT-09", "contiguous")
-def a_row_that_is_not_there_is_refused(subject: Subject) -> None:
-    cache, *given = filled(subject, 4, batch_size=3)
-    batch = cache.config["batch_size"]
+def reorder_with_an_unknown_row_raises(subject: Subject) -> None:
+    session = ContiguousFixture(subject, 4, batch_size=3)
+    batch = session.model.sizes[0]
     for row in subject.integers(-1, -batch, batch, batch + 1):
         for order in ([row, *range(1, batch)], [*range(1, batch), row], [row] * batch):
             with raises("RowOutOfRange"):
-                cache.reorder(order)
-            holds(cache, (given[0], given[1]), 4, f"after a rejected reorder({order}) of {batch} rows")
+                session.cache.reorder(order)
+            session.look()
 
 
 # Checks of LAW-20 for this family.
@@ -611,19 +606,25 @@ def rows_are_named_in_any_type(subject: Subject) -> None:
 # Checks of LAW-18: a growing buffer that is filled to its last token each time it has grown.
 
 
-def lanes(streams: Sequence[int], positions: range, written: WrittenContent) -> Iterator[NDArray]:
+def content_rows(streams: Sequence[int], positions: range, written: WrittenContent) -> Iterator[NDArray]:
     """Yields the keys and the values [batch, heads, n, dim] that belong at these positions, with one stream per row."""
     pairs = [pair_of_content(stream, 0, positions, written.heads, written.dim) for stream in streams]
     yield from (np.stack([pair[part].transpose(1, 0, 2) for pair in pairs]) for part in (0, 1))
 
 
-def append(cache: ObjectProxy, streams: Sequence[int], positions: range, written: WrittenContent) -> None:
-    cache.append(*lanes(streams, positions, written))
+def append_content(
+    cache: ObjectProxy, streams: Sequence[int], positions: range, written: WrittenContent, fused: bool = False
+) -> None:
+    rows = content_rows(streams, positions, written)
+    if fused:
+        cache.append_fused(np.stack(list(rows)))
+    else:
+        cache.append(*rows)
     for stream in streams:
         written.up_to(stream, 0, positions.stop)
 
 
-def belong(cache: ObjectProxy, streams: Sequence[NDArray | int], count: int, written: WrittenContent) -> None:
+def assert_content(cache: ObjectProxy, streams: Sequence[NDArray | int], count: int, written: WrittenContent) -> None:
     """Raises Broken unless row i contains the first `count` tokens of stream i (`streams` can name a stream per position)."""
     keys, values = cache.read()
     for b, stream in enumerate(streams):
@@ -631,7 +632,7 @@ def belong(cache: ObjectProxy, streams: Sequence[NDArray | int], count: int, wri
 
 
 @check("LAW-18", "contiguous")
-def buffers_are_filled_to_their_last_token(subject: Subject) -> None:
+def append_fills_buffers_to_their_last_token(subject: Subject) -> None:
     for initial, heads, dim in ((16, 2, 96), (100, 1, 128), (256, 1, 64), (1, 3, 80)):
         cache = new(
             subject, "contiguous", num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=8 * initial + 600
@@ -640,33 +641,24 @@ def buffers_are_filled_to_their_last_token(subject: Subject) -> None:
         written = WrittenContent(config["num_kv_heads"], config["head_dim"])
         capacity, end = config["initial_capacity"], affordable(subject, config["max_seq_len"], 2)
         while at < end:
-            for count in (capacity - at, 1):  # up to the capacity, then one token that makes the buffer grow
-                stop = min(at + count, end)
-                if stop == at:
-                    continue
-                append(cache, [0] * config["batch_size"], range(at, stop), written)
-                at = stop
-                belong(cache, [0], at, written)
+            for stop in (min(capacity, end), min(capacity + 1, end)):  # the token after the capacity makes the buffer grow
+                if stop > at:
+                    append_content(cache, [0] * config["batch_size"], range(at, stop), written)
+                    assert_content(cache, [0], stop, written)
+                    at = stop
             capacity = max(1, 2 * capacity)
 
 
 @check("LAW-18", "contiguous")
-def sequences_of_a_batch_grow_side_by_side(subject: Subject) -> None:
-    cache = new(
-        subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=520
-    )  # fmt: skip
-    config, at = cache.config, 0
-    written = WrittenContent(config["num_kv_heads"], config["head_dim"])
+def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
+    cache = new(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=520)
+    streams, at = range(cache.config["batch_size"]), 0
+    written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
     for count in (15, 1, 1, 47, 1, 64, 129, 255, 1):
-        stop = min(at + count, config["max_seq_len"])
-        if count % 2:
-            append(cache, range(config["batch_size"]), range(at, stop), written)
-        else:
-            cache.append_fused(np.stack(list(lanes(range(config["batch_size"]), range(at, stop), written))))
+        stop = min(at + count, cache.config["max_seq_len"])
+        append_content(cache, streams, range(at, stop), written, fused=not count % 2)
         at = stop
-        for stream in range(config["batch_size"]):
-            written.up_to(stream, 0, at)
-    belong(cache, range(config["batch_size"]), at, written)
+    assert_content(cache, streams, at, written)
 
 
 @check("LAW-18", "contiguous")
@@ -677,18 +669,18 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
     own, another = [0] * config["batch_size"], [1] * config["batch_size"]
     ends = edges(affordable(subject, config["max_seq_len"], 2) - 5)
     for end in ends:
-        append(cache, own, range(at, end), written)
-        append(cache, another, range(end, end + 5), written)
+        append_content(cache, own, range(at, end), written)
+        append_content(cache, another, range(end, end + 5), written)
         cache.truncate(end)
-        belong(cache, [0], end, written)
+        assert_content(cache, [0], end, written)
         at = end
     for end in reversed(ends):
         cache.truncate(end)
-        belong(cache, [0], end, written)
+        assert_content(cache, [0], end, written)
 
 
 @check("LAW-18", "contiguous")
-def beams_of_many_tokens_go_on_from_each_other(subject: Subject) -> None:
+def reorder_of_long_beams_moves_every_token(subject: Subject) -> None:
     subject.need(batch_size=2)
     cache = new(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=600)
     batch, at = cache.config["batch_size"], 0
@@ -697,9 +689,9 @@ def beams_of_many_tokens_go_on_from_each_other(subject: Subject) -> None:
     for time, count in enumerate((15, 2, 110, 2, 126, 2, 255, 1)):
         count = min(count, affordable(subject, cache.config["max_seq_len"], 8) - at)
         own = [time * batch + row for row in range(batch)]
-        append(cache, own, range(at, at + count), written)
+        append_content(cache, own, range(at, at + count), written)
         streams, at = np.concatenate([streams, np.repeat(np.array(own)[:, None], count, axis=1)], axis=1), at + count
         order = [(3 * row + time) // 2 % batch for row in range(batch)]
         cache.reorder(order)
         streams = streams[order]
-        belong(cache, list(streams), at, written)
+        assert_content(cache, list(streams), at, written)

@@ -44,8 +44,8 @@ class Contiguous(ReferenceModel):
         self.sizes = batch_size, num_kv_heads, head_dim
         self.most, self.dtype = max_seq_len, dtype
         self.room = min(initial_capacity, max_seq_len)
-        self.says_capacity = False  # whether it has reported a capacity; otherwise raw buffers can have any length
-        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # of the last append: length before it, and arguments
+        self.reports_capacity = False  # whether it has reported a capacity; otherwise raw buffers can have any length
+        self.before, self.appended = 0, (np.zeros((0,)), np.zeros((0,)))  # of the last append: length before it, and its tokens
         self.origins: list[int] = []  # per row: its row before the last reorder
         self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: unknown, counted by advance
 
@@ -57,7 +57,7 @@ class Contiguous(ReferenceModel):
 
     def capacity(self) -> Expectation:
         def note(ok: Any) -> None:
-            self.says_capacity = True
+            self.reports_capacity = True
 
         return ExactValue(self.blame("capacity"), note, value=self.room)
 
@@ -66,16 +66,16 @@ class Contiguous(ReferenceModel):
 
     def append_fused(self, key_values: Any) -> Expectation:
         batch, heads, dim = self.sizes
-        given = key_values, (2, batch, heads, None, dim)
-        if wrong := wrong_arrays(given):
-            return self.refuse(wrong + self._too_many(tokens_of(given)) + not_finite(key_values))
+        argument = key_values, (2, batch, heads, None, dim)
+        if wrong := wrong_arrays(argument):
+            return self.refuse(wrong + self._lacks_room(tokens_of(argument)) + not_finite(key_values))
         return self._append("append_fused", key_values[0], key_values[1])
 
     def _append(self, name: str, keys: Any, values: Any) -> Expectation:
         batch, heads, dim = self.sizes
         shape = batch, heads, None, dim
-        given = (keys, shape), (values, shape)
-        if wrong := wrong_arrays(*given) + self._too_many(tokens_of(*given)):
+        arguments = (keys, shape), (values, shape)
+        if wrong := wrong_arrays(*arguments) + self._lacks_room(tokens_of(*arguments)):
             return self.refuse(wrong + not_finite(keys, values))
         count = keys.shape[2]
         before, total = len(self.tokens), len(self.tokens) + count
@@ -83,7 +83,7 @@ class Contiguous(ReferenceModel):
         def change(ok: Any) -> None:
             stored = [round_to(float32(part), self.dtype) for part in (keys, values)]
             self.tokens += [(stored[0][:, :, i], stored[1][:, :, i]) for i in range(count)]
-            self.before, self.given = before, (float32(keys), float32(values))
+            self.before, self.appended = before, (float32(keys), float32(values))
             while self.room < len(self.tokens):
                 self.room = min(max(1, 2 * self.room), self.most)
 
@@ -91,7 +91,7 @@ class Contiguous(ReferenceModel):
         clause = "CONTIG-09" if name == "append_fused" else "CONTIG-06" if total == self.most else "CONTIG-02"
         return Expectation(clause, then) if finite(keys, values) else AcceptedOrError(clause, then)
 
-    def _too_many(self, count: int) -> Wrong:
+    def _lacks_room(self, count: int) -> Wrong:
         return [("CapacityExceeded", "CONTIG-06")] if len(self.tokens) + count > self.most else []
 
     def read(self) -> Expectation:
@@ -106,15 +106,17 @@ class Contiguous(ReferenceModel):
         parts = [[unknown if token is None else token[which] for token in self.tokens] for which in (0, 1)]
         stacked = [np.stack(part, axis=2) if part else np.zeros((batch, heads, 0, dim), np.float32) for part in parts]
         unsure = np.broadcast_to(np.array([token is None for token in self.tokens], bool)[None, None, :, None], stacked[0].shape)
-        shape = (batch, heads, self.room if self.says_capacity else None, dim) if used else None
+        shape = (batch, heads, self.room if self.reports_capacity else None, dim) if used else None
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             new = index[2] - self.before
             if new < 0 or self.last not in ("append", "append_fused", "grown"):
                 return self.blame(name)
-            if self._a_twins(index, stacked, got):
+            if self._is_of_a_copy(index, stacked, got):
                 return "EDIT-08"
-            return "CONTIG-12" if self._nearly(index, new, got) else "CONTIG-09" if self.last == "append_fused" else "LAW-04"
+            if self._is_misrounded(index, new, got):
+                return "CONTIG-12"
+            return "CONTIG-09" if self.last == "append_fused" else "LAW-04"
 
         return ExpectedArrays(
             self.blame(name), names=("keys", "values"), parts=(exactly(stacked[0]), exactly(stacked[1])), used=used, shape=shape,
@@ -122,16 +124,16 @@ class Contiguous(ReferenceModel):
             clause_at=clause_at,
         )  # fmt: skip
 
-    def _nearly(self, index: tuple[int, ...], new: int, got: NDArray) -> bool:
+    def _is_misrounded(self, index: tuple[int, ...], new: int, got: NDArray) -> bool:
         """Returns whether the number is the right one, wrongly rounded to a narrow dtype."""
-        given = [float(part[index[0], index[1], new, index[3]]) for part in self.given]
-        return self.dtype != "float32" and any(abs(float(got[index]) - each) <= 2.0**-6 * abs(each) for each in given)
+        exact = [float(part[index[0], index[1], new, index[3]]) for part in self.appended]
+        return self.dtype != "float32" and any(abs(float(got[index]) - each) <= 2.0**-6 * abs(each) for each in exact)
 
-    def _a_twins(self, index: tuple[int, ...], stacked: Sequence[NDArray], got: NDArray) -> bool:
+    def _is_of_a_copy(self, index: tuple[int, ...], stacked: Sequence[NDArray], got: NDArray) -> bool:
         """Returns whether the number is that of another copy of the same row since the last reorder."""
         row, *place = index
-        twins = [each for each, origin in enumerate(self.origins) if origin == self.origins[row] and each != row]
-        return any(part[(twin, *place)] == got[index] for twin in twins for part in stacked)
+        copies = [each for each, origin in enumerate(self.origins) if origin == self.origins[row] and each != row]
+        return any(part[(copy, *place)] == got[index] for copy in copies for part in stacked)
 
     def advance(self, count: int) -> Expectation:
         if wrong := not_in_range(count, None, "PositionOutOfRange"):

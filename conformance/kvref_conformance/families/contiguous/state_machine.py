@@ -31,14 +31,14 @@ class ContiguousStateMachine(FamilyStateMachine):
         assert isinstance(found, Contiguous)
         return found
 
-    def some(self, which: int, count: int, kind: str) -> tuple[NDArray, NDArray]:
+    def random_pair(self, which: int, count: int, kind: str) -> tuple[NDArray, NDArray]:
         batch, heads, dim = self.model(which).sizes
         return pair(self.source, (batch, heads, count, dim), kind)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=COUNT, kind=kinds(), fused=st.booleans())
     def append(self, which: int, count: int, kind: str, fused: bool) -> None:
-        keys, values = self.some(which, count, kind)
+        keys, values = self.random_pair(which, count, kind)
         if fused:
             self.call("append_fused", one_of(self.objects, which), key_values=np.stack([keys, values]))
         else:

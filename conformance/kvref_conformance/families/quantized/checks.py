@@ -1,13 +1,15 @@
-"""Checks of QUANT: tokens that are quantized when they are appended."""
+"""Checks of QUANT: tokens that are quantized when they are appended, and of ATTN, EDIT, FMT and LAW for this family."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.families.quantized.law_adapter import QuantizedLawAdapter, formats_in_groups, formats_of_tokens
+from kvref_conformance.families.quantized.law_adapter import formats_in_groups, formats_of_tokens
+from kvref_conformance.families.quantized.model import Quantized
 from kvref_conformance.families.rows.input_rows import formats_of_rows, widths
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE, IN_GROUPS, ROTATED, STATIC, SYMMETRIC, group_of
@@ -26,7 +28,6 @@ from kvref_conformance.testlib.assertions import (
     queries,
     raises,
     reads,
-    true,
 )
 from kvref_conformance.testlib.fixtures import (
     at_least,
@@ -39,17 +40,72 @@ from kvref_conformance.testlib.fixtures import (
     supports,
 )
 from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.law_adapter import MANY_TOKENS, LawAdapter, filled
 from kvref_conformance.testlib.production_sizes import affordable, edges
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.session import Session
 from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
 
 Pair = tuple[NDArray, NDArray]
 LOUD, QUIET = np.float32(2.0**8), np.float32(2.0**-8)  # factors
 
 
-def reads_back(stream: LawAdapter, keys: NDArray, values: NDArray, what: str) -> None:
-    reads(stream.subject, stream.read(), stream.expected(keys, values), what, stream.config["format"])
+class QuantizedFixture(Session):
+    """A cache to which random tokens are appended: to every layer by `step`, or to layer 0 by `append`."""
+
+    model: Quantized
+
+    def __init__(self, subject: Subject, steps: int = 0, **changes: Any) -> None:
+        """steps: the number of tokens in every layer. Raises NotOffered if the limits leave less room."""
+        super().__init__(subject, **changes)
+        at_least(self.cache, capacity=steps)
+        for _ in range(steps):
+            self.step()
+
+    def random(self, count: int) -> Pair:
+        return pair_of_tokens(self.subject, count, *self.model.row)
+
+    def step(self) -> None:
+        self.cache.append_step(*self.random(self.model.num_layers))
+
+    def append(self, count: int) -> Pair:
+        """Appends `count` tokens to layer 0, and returns them."""
+        tokens = self.random(count)
+        self.append_tokens(*tokens)
+        return tokens
+
+    def append_tokens(self, keys: NDArray, values: NDArray) -> None:
+        """Appends to layer 0. If only append_step is provided, a new cache with a single layer replaces an empty one.
+
+        Raises NotOffered if the limits leave less room.
+        """
+        at_least(self.cache, capacity=len(self.model.tokens[0]) + len(keys))
+        try:
+            self.cache.append(0, keys, values)
+        except NotOffered:
+            if self.model.num_layers == 1 or any(self.model.tokens):
+                raise
+            self.cache = new(self.subject, "quantized", **self.cache.config | {"num_layers": 1})
+            self.cache.append(0, keys, values)
+
+    def read(self) -> Pair:
+        """Returns all tokens of layer 0."""
+        keys, values = self.cache.read_tokens(0, list(range(len(self.model.tokens[0]))))
+        return keys, values
+
+    def assert_reads(self, keys: NDArray, values: NDArray) -> None:
+        """Raises Broken unless layer 0 contains exactly these tokens, as its format stores them."""
+        format, (key_scale, value_scale) = self.model.format, self.model.scales
+        wanted = read_as(keys, format, key_scale), read_as(values, format, value_scale)
+        reads(self.subject, self.read(), wanted, f"{format} tokens of layer 0", format)
+
+
+def cache_after_steps(subject: Subject, steps: int, **config: Any) -> ObjectProxy:
+    """Returns a cache without a session, for checks in which a wrong format is not a failure."""
+    cache = new(subject, "quantized", **config)
+    at_least(cache, capacity=steps)
+    for _ in range(steps):
+        cache.append_step(*pair_of_tokens(subject, *(cache.config[size] for size in ("num_layers", "num_kv_heads", "head_dim"))))
+    return cache
 
 
 def lengths(cache: ObjectProxy) -> list[int]:
@@ -57,97 +113,86 @@ def lengths(cache: ObjectProxy) -> list[int]:
     return [cache.length(layer) for layer in range(cache.config["num_layers"])]
 
 
-def layer_is(subject: Subject, cache: ObjectProxy, layer: int, steps: Sequence[Pair], when: str) -> None:
-    """Raises Broken unless a layer contains exactly the tokens of these steps."""
-    want = [read_as(np.stack([step[which][layer] for step in steps]), cache.config["format"]) for which in (0, 1)]
-    got = cache.read_tokens(layer, list(range(len(steps))))
-    reads(subject, got, (want[0], want[1]), f"layer {layer} {when}")
-
-
 @check("QUANT-01a", "quantized")
-def an_append_goes_to_one_layer(subject: Subject) -> None:
+def append_adds_tokens_to_one_layer(subject: Subject) -> None:
     subject.need(num_layers=2)
     for name in formats_of_tokens(subject):
-        stream, keys, values = filled(QuantizedLawAdapter(subject, format=name), 3)
-        assert_equal(lengths(stream.cache)[:2], [3, 0], "lengths of layers 0 and 1 after an append of 3 tokens to layer 0")
-        reads_back(stream, keys, values, f"3 {name} tokens")
+        session = QuantizedFixture(subject, format=name)
+        tokens = session.append(3)
+        assert_equal(lengths(session.cache)[:2], [3, 0], "lengths of layers 0 and 1 after an append of 3 tokens to layer 0")
+        session.assert_reads(*tokens)
 
 
+@check("LAW-01", "quantized")
 @check("QUANT-01a", "quantized")
-def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
+def append_of_too_many_tokens_changes_nothing(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
-        stream, keys, values = filled(QuantizedLawAdapter(subject, format=name), 3)
-        before = lengths(stream.cache)
+        session = QuantizedFixture(subject, format=name)
+        session.append(3)
         with raises("CapacityExceeded"):
-            stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 2))  # one token too many
-        assert_equal(lengths(stream.cache), before, "lengths after CapacityExceeded")
-        reads_back(stream, keys, values, f"3 {name} tokens after CapacityExceeded")
+            session.cache.append(0, *session.random(session.model.room - 2))
+        session.look()
 
 
 @check("QUANT-01b", "quantized")
-def a_step_appends_to_every_layer(subject: Subject) -> None:
-    cache = new(subject, "quantized")
-    at_least(cache, capacity=3)
-    layers = cache.config["num_layers"]
-    steps = [pair_of_tokens(subject, layers) for _ in range(3)]
-    for keys, values in steps:
-        cache.append_step(keys, values)
-    assert_equal(lengths(cache), [3] * layers, "lengths after 3 steps")
-    for layer in range(layers):
-        layer_is(subject, cache, layer, steps, "after 3 steps")
+def append_step_adds_a_token_to_every_layer(subject: Subject) -> None:
+    session = QuantizedFixture(subject, steps=3)
+    layers = session.model.num_layers
+    assert_equal(lengths(session.cache), [3] * layers, "lengths after 3 steps")
+    session.look()
     with raises("ShapeMismatch"):
-        cache.append_step(*pair_of_tokens(subject, layers + 1))
-    assert_equal(lengths(cache), [3] * layers, "lengths after a rejected step with one layer too many")
+        session.cache.append_step(*session.random(layers + 1))
+    session.look()
 
 
 @check("QUANT-02", "quantized")
-def a_full_layer_raises(subject: Subject) -> None:
-    stream = QuantizedLawAdapter(subject, capacity=4)
-    _, keys, values = filled(stream, stream.config["capacity"])
+def append_to_a_full_layer_raises(subject: Subject) -> None:
+    session = QuantizedFixture(subject, capacity=4)
+    session.append(session.model.room)
     with raises("CapacityExceeded"):
-        stream.give(*pair_of_tokens(subject, 1))
-    reads_back(stream, keys, values, "a full layer after a rejected append")
+        session.cache.append(0, *session.random(1))
+    session.look()
 
 
 @check("QUANT-03", "quantized")
-def heads_have_scales_of_their_own(subject: Subject) -> None:
+def append_stores_a_scale_per_head(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
     for name in formats_of_tokens(subject):
-        stream, (keys, values) = QuantizedLawAdapter(subject, format=name), pair_of_tokens(subject, 3)
+        session = QuantizedFixture(subject, format=name)
+        keys, values = session.random(3)
         keys[:, 0] *= LOUD
         values[:, 1] = round_to_input_dtype(subject, values[:, 1] * QUIET)
-        stream.append(keys, values)
-        reads_back(stream, keys, values, f"{name} tokens with one head of large values")
+        session.append_tokens(keys, values)
+        session.assert_reads(keys, values)
 
 
 @check("QUANT-04", "quantized")
-def every_way_of_reading_agrees(subject: Subject) -> None:
+def read_operations_agree(subject: Subject) -> None:
     positions = [4, 0, 2]
     for name in formats_of_tokens(subject):
-        stream, _, _ = filled(QuantizedLawAdapter(subject, format=name), 5)
-        seen = {}
-        for way in (many_tokens, each_token, each_head):
+        cache, found = cache_after_steps(subject, 5, format=name), {}
+        for read in (read_tokens, read_each_token, read_each_head):
             try:
-                seen[way.__name__.replace("_", " ")] = way(stream.cache, positions)
+                found[read.__name__] = read(cache, positions)
             except NotOffered as lacking:
                 missing = lacking
-        if len(seen) < 2:
+        if len(found) < 2:
             raise NotOffered(f"two read operations ({missing})")
-        first, *others = seen
+        first, *others = found
         for other in others:
-            assert_pair(seen[other], seen[first], f"tokens {positions} read by {other}, compared with {first}")
+            assert_pair(found[other], found[first], f"tokens {positions} from {other}, compared with {first}")
 
 
-def many_tokens(cache: ObjectProxy, positions: Sequence[int]) -> Pair:
+def read_tokens(cache: ObjectProxy, positions: Sequence[int]) -> Pair:
     keys, values = cache.read_tokens(0, positions)
     return keys, values
 
 
-def each_token(cache: ObjectProxy, positions: Sequence[int]) -> Pair:
+def read_each_token(cache: ObjectProxy, positions: Sequence[int]) -> Pair:
     return _stacked([cache.read_token(0, position) for position in positions])
 
 
-def each_head(cache: ObjectProxy, positions: Sequence[int]) -> Pair:
+def read_each_head(cache: ObjectProxy, positions: Sequence[int]) -> Pair:
     heads = range(cache.config["num_kv_heads"])
     return _stacked([_stacked([cache.read_head(0, position, head) for head in heads]) for position in positions])
 
@@ -157,70 +202,59 @@ def _stacked(pairs: Sequence[Pair]) -> Pair:
 
 
 @check("QUANT-05", "quantized")
-def a_token_is_quantized_once(subject: Subject) -> None:
+def append_leaves_quantized_tokens_unchanged(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
-        stream, keys, values = filled(QuantizedLawAdapter(subject, format=name), 2)
-        first = stream.cache.read_tokens(0, [0, 1])
+        session = QuantizedFixture(subject, format=name)
+        tokens = session.append(2)
+        session.assert_reads(*tokens)
+        first = session.read()
         for _ in range(6):
-            stream.append(*(part * np.float32(64) for part in pair_of_tokens(subject, 1)))
-            assert_pair(
-                stream.cache.read_tokens(0, [0, 1]), first, f"the first two {name} tokens, read again after another append"
-            )
-        reads(subject, first, stream.expected(keys, values), f"the first two {name} tokens")
+            session.append_tokens(*(part * np.float32(64) for part in session.random(1)))
+            assert_pair(session.cache.read_tokens(0, [0, 1]), first, f"the first two {name} tokens after another append")
 
 
 @check("QUANT-06", "quantized")
-def keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
+def append_stores_separate_scales_for_keys_and_values(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
-        stream, (keys, values) = QuantizedLawAdapter(subject, format=name), pair_of_tokens(subject, 3)
+        session = QuantizedFixture(subject, format=name)
+        keys, values = session.random(3)
         keys, values = keys * LOUD, round_to_input_dtype(subject, values * QUIET)
-        stream.append(keys, values)
-        reads_back(stream, keys, values, f"{name} tokens with large keys and small values")
+        session.append_tokens(keys, values)
+        session.assert_reads(keys, values)
 
 
 @check("QUANT-07", "quantized")
-def memory_is_codes_and_scales_over_capacity(subject: Subject) -> None:
+def memory_bytes_counts_codes_and_scales_of_the_capacity(subject: Subject) -> None:
     for name in formats_of(subject, "format", *SYMMETRIC):
         for capacity, layers in ((20, 2), (7, 3)):
-            stream = QuantizedLawAdapter(subject, format=name, capacity=capacity, num_layers=layers)
-            sizes_are_right(stream)
+            session = QuantizedFixture(subject, format=name, capacity=capacity, num_layers=layers)
+            session.look("memory_bytes", "fp32_bytes", "compression_ratio")
             with suppress(NotOffered):
-                stream.cache.append_step(*pair_of_tokens(subject, stream.config["num_layers"]))
-            sizes_are_right(stream)
-
-
-def sizes_are_right(stream: QuantizedLawAdapter) -> None:
-    """Checks the sizes that the implementation provides. Raises NotOffered if it provides none."""
-    layers, capacity, heads, dim = (stream.config[name] for name in ("num_layers", "capacity", "num_kv_heads", "head_dim"))
-    stored, plain = layers * capacity * heads * 2 * (dim + 4), layers * capacity * heads * 2 * dim * 4
-    seen = dict(stream.attributes("memory_bytes", "fp32_bytes", "compression_ratio"))
-    if not seen:
-        raise NotOffered("memory_bytes, fp32_bytes and compression_ratio")
-    ratio = seen.pop("compression_ratio", plain / stored)
-    assert_equal(seen, {name: {"memory_bytes": stored, "fp32_bytes": plain}[name] for name in seen}, "sizes in bytes")
-    true(abs(ratio - plain / stored) < 1e-6, "compression_ratio", f"{plain / stored}", ratio)
-    true(ratio < 4, "compression_ratio", "below 4", ratio)
+                session.step()
+            session.look("memory_bytes", "fp32_bytes", "compression_ratio")
+            heads, dim = session.model.row
+            stored = 2 * session.model.num_layers * session.model.room * heads * (dim + 4)
+            with suppress(NotOffered):
+                assert_equal(session.cache.memory_bytes, stored, "memory_bytes")
 
 
 @check("QUANT-08", "quantized")
 def clear_empties_every_layer(subject: Subject) -> None:
-    cache = new(subject, "quantized", capacity=4)
-    layers = cache.config["num_layers"]
-    for _ in range(cache.config["capacity"]):
-        cache.append_step(*pair_of_tokens(subject, layers))
-    cache.clear()
-    assert_equal(lengths(cache), [0] * layers, "lengths after clear")
+    session = QuantizedFixture(subject, capacity=4)
+    layers = session.model.num_layers
+    for _ in range(session.model.room):
+        session.step()
+    session.cache.clear()
+    assert_equal(lengths(session.cache), [0] * layers, "lengths after clear")
     for layer in range(layers):
         with raises("PositionOutOfRange"):
-            cache.read_token(layer, 0)
-    step = pair_of_tokens(subject, layers)
-    cache.append_step(*step)
-    for layer in range(layers):
-        layer_is(subject, cache, layer, [step], "after clear and a step")
+            session.cache.read_token(layer, 0)
+    session.step()
+    session.look()
 
 
 @check("QUANT-09", "rows")
-def the_mean_absolute_error_is_one(subject: Subject) -> None:
+def mean_absolute_error_is_over_all_elements(subject: Subject) -> None:
     family = subject.new("rows")
     for name in formats_of_rows(subject, *SYMMETRIC, *AFFINE, *IN_GROUPS):
         for count, wanted in ((1, 1), (3, 7), (40, 16)):
@@ -235,22 +269,13 @@ def the_mean_absolute_error_is_one(subject: Subject) -> None:
         assert_same(family.mean_absolute_error(none, name), np.float32(0), f"mean absolute error of 0 {name} rows")
 
 
-# Checks of ATTN-10: attention over the values that the cache reads as.
-
-
 @check("ATTN-10", "quantized")
-def attention_over_codes_is_over_what_they_read_as(subject: Subject) -> None:
+def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
-        cache = new(subject, "quantized", format=name)
-        at_least(cache, capacity=7)
-        layers = cache.config["num_layers"]
-        for _ in range(7):
-            cache.append_step(*pair_of_tokens(subject, layers))
-        query = queries(subject, 1)
-        want, bound = expected_attention(
-            subject, query, *cache.read_tokens(layers - 1, list(range(7))), scale=default_scale(subject)
-        )
-        assert_within(cache.attend(layers - 1, query, default_scale(subject)), want, bound, f"attention over {name} tokens")
+        cache, query, scale = cache_after_steps(subject, 7, format=name), queries(subject, 1), default_scale(subject)
+        layer = cache.config["num_layers"] - 1
+        want, bound = expected_attention(subject, query, *cache.read_tokens(layer, list(range(7))), scale=scale)
+        assert_within(cache.attend(layer, query, scale), want, bound, f"attention over {name} tokens")
 
 
 # Checks of EDIT for the quantized cache: `truncate` of every layer.
@@ -388,37 +413,33 @@ def a_full_cache_that_went_back_is_filled_again(subject: Subject) -> None:
 # Checks of QUANT-10: a cache in formats of groups.
 
 
-def four_tokens(subject: Subject, format: str) -> tuple[QuantizedLawAdapter, NDArray, NDArray]:
+def four_tokens(subject: Subject, format: str) -> tuple[QuantizedFixture, Pair]:
     """Returns a cache with two groups per row and 4 tokens, and the tokens."""
-    stream = QuantizedLawAdapter(subject, num_layers=1, format=format, head_dim=2 * group_of(format))
-    at_least(stream.cache, capacity=4)
-    keys, values = pair_of_tokens(subject, 4, stream.config["num_kv_heads"], stream.config["head_dim"])
-    stream.give(keys, values)
-    return stream, keys, values
+    session = QuantizedFixture(subject, num_layers=1, format=format, head_dim=2 * group_of(format))
+    return session, session.append(4)
 
 
 @check("QUANT-10a", "quantized")
-def tokens_read_back_as_their_format_says(subject: Subject) -> None:
+def read_returns_tokens_as_their_format_stores_them(subject: Subject) -> None:
     for name in formats_in_groups(subject):
-        stream, keys, values = four_tokens(subject, name)
-        reads_back(stream, keys, values, f"4 {name} tokens")
+        session, tokens = four_tokens(subject, name)
+        session.assert_reads(*tokens)
 
 
 @check("QUANT-10b", "quantized")
-def codes_and_scales_go_and_come_together(subject: Subject) -> None:
+def truncate_and_clear_remove_codes_and_scales(subject: Subject) -> None:
     for name in formats_in_groups(subject):
-        stream, keys, values = four_tokens(subject, name)
-        stream.cache.truncate(2)
-        keys[2:], values[2:] = pair_of_tokens(subject, 2, *keys.shape[1:])  # with other magnitudes
-        stream.give(keys[2:], values[2:])
-        reads_back(stream, keys, values, f"{name} tokens, two of which replace truncated ones")
-        stream.cache.clear()
-        stream.give(values, keys)
-        reads_back(stream, values, keys, f"{name} tokens after clear and append")
+        session, _ = four_tokens(subject, name)
+        session.cache.truncate(2)
+        session.append(2)
+        session.look()
+        session.cache.clear()
+        session.append(4)
+        session.look()
 
 
 @check("QUANT-10c", "quantized")
-def memory_is_what_the_format_stores(subject: Subject) -> None:
+def memory_bytes_counts_groups(subject: Subject) -> None:
     for name in formats_in_groups(subject):
         cache = new(subject, "quantized", format=name, head_dim=2 * group_of(name))
         rows = 2 * cache.config["num_layers"] * cache.config["capacity"] * cache.config["num_kv_heads"]
@@ -426,16 +447,16 @@ def memory_is_what_the_format_stores(subject: Subject) -> None:
 
 
 @check("QUANT-10d", "quantized")
-def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
-    tried = [
+def new_with_a_head_dim_that_is_no_multiple_of_the_group_raises(subject: Subject) -> None:
+    wrong = [
         (name, dim)
         for name in formats_in_groups(subject)
         for dim in (group_of(name) + 1, group_of(name) // 2)
         if supports(subject, "head_dim", dim)
     ]
-    if not tried:
+    if not wrong:
         raise NotOffered("a head_dim that is not a multiple of a group")
-    for name, dim in tried:
+    for name, dim in wrong:
         config = new(subject, "quantized", format=name, head_dim=group_of(name)).config
         with raises("ConfigError"):
             subject.new("quantized", **config | {"head_dim": dim})
@@ -444,34 +465,14 @@ def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
 # Checks of LAW-01, LAW-02, LAW-05, LAW-13 and LAW-20 for this family.
 
 
-def cache_after_steps(subject: Subject, steps: int, **config: str) -> ObjectProxy:
-    """Returns a cache after `steps` steps."""
-    cache = new(subject, "quantized", **config)
-    at_least(cache, capacity=steps)
-    for _ in range(steps):
-        cache.append_step(*pair_of_tokens(subject, cache.config["num_layers"]))
-    return cache
-
-
 @check("LAW-01", "quantized")
-def a_step_goes_to_all_layers_or_none(subject: Subject) -> None:
+def append_step_with_a_full_layer_changes_no_layer(subject: Subject) -> None:
     subject.need(num_layers=2)
-    cache = new(subject, "quantized", capacity=2)
-    layers, capacity = cache.config["num_layers"], cache.config["capacity"]
-    cache.append(1, *pair_of_tokens(subject, capacity))
+    session = QuantizedFixture(subject, capacity=2)
+    session.cache.append(1, *session.random(session.model.room))
     with raises("CapacityExceeded"):
-        cache.append_step(*pair_of_tokens(subject, layers))  # layer 1 is full, layer 0 is not
-    assert_equal((cache.length(0), cache.length(1)), (0, capacity), "lengths after a step that raised CapacityExceeded")
-
-
-@check("LAW-01", "quantized")
-def tokens_go_to_a_layer_all_or_none(subject: Subject) -> None:
-    stream, _, _ = filled(QuantizedLawAdapter(subject, capacity=4), 2)
-    first = stream.read()
-    with raises("CapacityExceeded"):
-        stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 1))  # one token too many
-    assert_equal(len(stream), 2, "length after an append that raised CapacityExceeded")
-    assert_pair(stream.read(), first, "tokens after an append that raised CapacityExceeded")
+        session.step()
+    session.look()
 
 
 @check("LAW-20", "quantized")
@@ -516,41 +517,44 @@ def tokens_are_appended_whatever_the_layer_is_named_in(subject: Subject) -> None
 
 
 @check("LAW-05a", "quantized")
-def a_token_never_appended_cannot_be_read(subject: Subject) -> None:
+def read_of_a_position_past_the_end_raises(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
         cache = cache_after_steps(subject, 3, format=name)
-        for layer in range(cache.config["num_layers"]):
-            with raises("PositionOutOfRange"):
-                cache.read_token(layer, 3)
+        assert_unreadable(cache, 3)
 
 
 @check("LAW-05a", "quantized")
-def a_token_that_was_cleared_cannot_be_read(subject: Subject) -> None:
+def read_of_a_cleared_token_raises(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
         cache = cache_after_steps(subject, 3, format=name)
         cache.clear()
-        for layer in range(cache.config["num_layers"]):
-            for position in (0, 2):
-                with raises("PositionOutOfRange"):
-                    cache.read_token(layer, position)
-                with raises("PositionOutOfRange"):
-                    cache.read_head(layer, position, 0)
+        assert_unreadable(cache, 0, 2)
+
+
+def assert_unreadable(cache: ObjectProxy, *positions: int) -> None:
+    for layer in range(cache.config["num_layers"]):
+        for position in positions:
+            with raises("PositionOutOfRange"):
+                cache.read_token(layer, position)
+            with raises("PositionOutOfRange"):
+                cache.read_head(layer, position, 0)
 
 
 @check("LAW-13b", "quantized")
-def reading_no_positions_gives_no_tokens(subject: Subject) -> None:
-    stream, _, _ = filled(QuantizedLawAdapter(subject))
-    keys, values = stream.cache.read_tokens(0, [])
+def read_of_no_positions_returns_no_tokens(subject: Subject) -> None:
+    session = QuantizedFixture(subject)
+    session.append(11)
+    keys, values = session.cache.read_tokens(0, [])
     assert_equal((len(keys), len(values)), (0, 0), "tokens read at 0 positions")
 
 
 @check("LAW-02a", "quantized")
-def layers_are_apart(subject: Subject) -> None:
+def append_leaves_other_layers_unchanged(subject: Subject) -> None:
     subject.need(num_layers=2)
-    stream, keys, values = filled(QuantizedLawAdapter(subject))
-    stream.cache.append(1, *pair_of_tokens(subject, 1))
-    assert_equal(stream.cache.length(0), MANY_TOKENS, "length of layer 0 after an append to layer 1")
-    reads(subject, stream.read(), stream.expected(keys, values), "layer 0 after an append to layer 1")
+    session = QuantizedFixture(subject)
+    session.append(11)
+    session.cache.append(1, *session.random(1))
+    session.look()
 
 
 @check("LAW-20", "quantized")
@@ -574,26 +578,34 @@ def tokens_go_whatever_the_length_is_given_in(subject: Subject) -> None:
 
 
 @check("LAW-18", "quantized")
-def layers_of_different_length_keep_their_scales(subject: Subject) -> None:
+def append_to_layers_of_different_length_keeps_their_scales(subject: Subject) -> None:
     for format in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
         cache = new(subject, "quantized", num_layers=4, capacity=700, num_kv_heads=3, head_dim=96, format=format)
         written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
-        lengths = [0] * cache.config["num_layers"]
-        room = affordable(subject, cache.config["capacity"], 3 * len(lengths))
+        ends = [0] * cache.config["num_layers"]
+        room = affordable(subject, cache.config["capacity"], 3 * len(ends))
         for count in (1, 15, 1, 47, 64, 129, 400):
-            for layer in range(len(lengths)):
-                more = min(count // (layer + 1), room - lengths[layer])
-                if not more:
-                    continue
-                given = pair_of_content(0, layer, range(lengths[layer], lengths[layer] + more), written.heads, written.dim)
-                cache.append(layer, *given)
-                lengths[layer] += more
-                written.up_to(0, layer, lengths[layer])
-        for layer, length in enumerate(lengths):
-            every = sorted({p for p in (0, 16, 17, 64, 127, 128, 255, 256, 257, length - 1) if 0 <= p < length})
-            given = pair_of_content(0, layer, every, written.heads, written.dim)
-            wanted = read_as(given[0], format), read_as(given[1], format)
-            belongs(cache.read_tokens(layer, every), 0, layer, every, written, subject.level == "exact", wanted)
+            for layer, start in enumerate(ends):
+                if more := min(count // (layer + 1), room - start):
+                    append_content(cache, layer, 0, range(start, start + more), written)
+                    ends[layer] += more
+        for layer, end in enumerate(ends):
+            assert_content(subject, cache, layer, {0, 16, 17, 64, 127, 128, 255, 256, 257, end - 1} & {*range(end)}, written)
+
+
+def append_content(cache: ObjectProxy, layer: int, stream: int, positions: range, written: WrittenContent) -> None:
+    cache.append(layer, *pair_of_content(stream, layer, positions, written.heads, written.dim))
+    written.up_to(stream, layer, positions.stop)
+
+
+def assert_content(subject: Subject, cache: ObjectProxy, layer: int, positions: set[int], written: WrittenContent) -> None:
+    """Raises Broken unless the tokens of stream 0 are read at these positions."""
+    ordered = sorted(positions)
+    keys, values = (
+        read_as(part, cache.config["format"]) for part in pair_of_content(0, layer, ordered, written.heads, written.dim)
+    )
+    exact = subject.level == "exact"
+    belongs(cache.read_tokens(layer, ordered), 0, layer, ordered, written, exact, (keys, values))
 
 
 @check("LAW-18", "quantized")
@@ -609,14 +621,10 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
         for end in (*ends, *reversed(ends)):
             for layer in range(layers if end > at else 0):
                 for stream, positions in ((0, range(at, end)), (1, range(end, end + 5))):
-                    cache.append(layer, *pair_of_content(stream, layer, positions, written.heads, written.dim))
-                    written.up_to(stream, layer, positions.stop)
+                    append_content(cache, layer, stream, positions, written)
             cache.truncate(end)
             for layer in range(layers):
-                every = sorted({0, end // 2, max(0, end - 2), end - 1})
-                given = pair_of_content(0, layer, every, written.heads, written.dim)
-                wanted = read_as(given[0], format), read_as(given[1], format)
-                belongs(cache.read_tokens(layer, every), 0, layer, every, written, subject.level == "exact", wanted)
+                assert_content(subject, cache, layer, {0, end // 2, max(0, end - 2), end - 1}, written)
             at = end
 
 
@@ -625,114 +633,98 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
 DIM = 64
 
 
-def hadamard_streams(subject: Subject) -> Iterator[QuantizedLawAdapter]:
-    """Yields a cache of one layer per rotated format. Raises NotOffered if no allowed head_dim has a block to rotate."""
-    dim, found = subject.size("head_dim", DIM), formats_of(subject, "format", *ROTATED)
-    found = [name for name in found if dim % group_of(name) == 0 and block_of(dim) > 1]
-    if not found:
-        raise NotOffered("a head_dim with a block to rotate")
-    for name in found:
-        stream = QuantizedLawAdapter(subject, num_layers=1, format=name, head_dim=DIM)
-        at_least(stream.cache, capacity=4)
-        yield stream
-
-
-def tokens(subject: Subject, stream: QuantizedLawAdapter, count: int) -> list[np.ndarray]:
-    return list(pair_of_tokens(subject, count, stream.config["num_kv_heads"], stream.config["head_dim"]))
+def rotated_formats(subject: Subject) -> list[str]:
+    """Returns the supported ones. Raises NotOffered if no allowed head_dim has a block to rotate."""
+    dim, supported = subject.size("head_dim", DIM), formats_of(subject, "format", *ROTATED)
+    if found := [name for name in supported if dim % group_of(name) == 0 and block_of(dim) > 1]:
+        return found
+    raise NotOffered("a head_dim with a block to rotate")
 
 
 @check("FMT-ROT-04", "quantized")
-def no_head_is_rotated_with_another(subject: Subject) -> None:
+def append_rotates_each_head_by_itself(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
-    for stream in hadamard_streams(subject):
-        keys, values = tokens(subject, stream, 3)
-        stream.give(keys, values)
-        before, beside = stream.read(), stream.fresh(num_layers=1, format=stream.config["format"], head_dim=DIM)
-        loud = [part * np.where(np.arange(part.shape[1])[:, None] == 0, LOUD, np.float32(1)) for part in (keys, values)]
-        beside.give(*loud)
-        (keys_beside, values_beside), (keys_alone, values_alone) = beside.read(), before
-        alone = keys_alone[:, 1:], values_alone[:, 1:]
+    for name in rotated_formats(subject):
+        session = QuantizedFixture(subject, num_layers=1, format=name, head_dim=DIM)
+        keys, values = session.append(3)
+        loud = QuantizedFixture(subject, num_layers=1, format=name, head_dim=DIM)
+        factors = np.where(np.arange(keys.shape[1])[:, None] == 0, LOUD, np.float32(1))
+        loud.append_tokens(keys * factors, values * factors)
+        (loud_keys, loud_values), (quiet_keys, quiet_values) = loud.read(), session.read()
         assert_pair(
-            (keys_beside[:, 1:], values_beside[:, 1:]),
-            alone,
-            f"heads of {stream.config['format']} tokens next to a head of large values",
+            (loud_keys[:, 1:], loud_values[:, 1:]),
+            (quiet_keys[:, 1:], quiet_values[:, 1:]),
+            f"heads of {name} tokens next to a head of large values",
         )
-        reads_back(stream, keys, values, f"{stream.config['format']} tokens")
+        session.assert_reads(keys, values)
 
 
 @check("FMT-ROT-07a", "quantized")
-def rotated_tokens_read_back_as_their_format_says(subject: Subject) -> None:
-    for stream in hadamard_streams(subject):
-        keys, values = tokens(subject, stream, 4)
-        stream.give(keys, values)
-        reads_back(stream, keys, values, f"4 {stream.config['format']} tokens")
-        stream.cache.truncate(2)
-        keys[2:], values[2:] = tokens(subject, stream, 2)
-        stream.give(keys[2:], values[2:])
-        reads_back(stream, keys, values, f"{stream.config['format']} tokens, two of which replace removed ones")
+def read_returns_rotated_tokens_as_their_format_stores_them(subject: Subject) -> None:
+    for name in rotated_formats(subject):
+        session = QuantizedFixture(subject, num_layers=1, format=name, head_dim=DIM)
+        keys, values = session.append(4)
+        session.assert_reads(keys, values)
+        session.cache.truncate(2)
+        keys[2:], values[2:] = session.append(2)
+        session.assert_reads(keys, values)
 
 
 @check("FMT-ROT-07b", "quantized")
-def attention_over_rotated_tokens_is_over_what_they_read_as(subject: Subject) -> None:
-    for stream in hadamard_streams(subject):
-        stream.give(*tokens(subject, stream, 4))
-        heads, dim = stream.config["num_kv_heads"], stream.config["head_dim"]
+def attend_over_rotated_tokens_uses_the_values_that_read_returns(subject: Subject) -> None:
+    for name in rotated_formats(subject):
+        cache = cache_after_steps(subject, 4, num_layers=1, format=name, head_dim=DIM)
+        heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
         query, scale = normal(subject, 1, heads * subject.size("group_size", 2), dim), 2.5 / dim
-        want, bound = expected_attention(subject, query, *stream.read(), scale=scale, rotated=True)
-        assert_within(stream.cache.attend(0, query, scale), want, bound, f"attention over {stream.config['format']} tokens")
+        want, bound = expected_attention(subject, query, *cache.read_tokens(0, list(range(4))), scale=scale, rotated=True)
+        assert_within(cache.attend(0, query, scale), want, bound, f"attention over {name} tokens")
 
 
 # Checks of FMT-STATIC: a cache with a fixed scale for keys and one for values.
 
-KEY_SCALE, VALUE_SCALE = 0.5, 0.037
+SCALES = {"key_scale": 0.5, "value_scale": 0.037}
 
 
-def static_streams(subject: Subject, **given: float) -> Iterator[QuantizedLawAdapter]:
+def static_caches(subject: Subject, **scales: Any) -> Iterator[QuantizedFixture]:
     """Yields a cache of one layer per format, with these scales."""
     for name in formats_of(subject, "format", *STATIC):
-        stream = QuantizedLawAdapter(subject, num_layers=1, format=name, **given)
-        at_least(stream.cache, capacity=4)
-        yield stream
+        yield QuantizedFixture(subject, num_layers=1, format=name, **scales)
 
 
 @check("FMT-STATIC-06a", "quantized")
-def keys_and_values_are_stored_by_the_scale_that_is_theirs(subject: Subject) -> None:
-    for stream in static_streams(subject, key_scale=KEY_SCALE, value_scale=VALUE_SCALE):
-        keys, values = pair_of_tokens(subject, 4)
+def append_uses_the_key_scale_and_the_value_scale(subject: Subject) -> None:
+    for session in static_caches(subject, **SCALES):
+        keys, values = session.random(4)
         keys[2:] = round_to_input_dtype(subject, keys[2:] * LOUD)  # a scale computed from the first tokens would clip these
-        stream.give(keys[:2], values[:2])
-        stream.give(keys[2:], values[2:])
-        reads_back(stream, keys, values, f"{stream.config['format']} tokens")
-        stream.cache.truncate(1)
-        stream.give(values[1:], keys[1:])
-        keys[1:], values[1:] = values[1:].copy(), keys[1:].copy()
-        reads_back(stream, keys, values, f"{stream.config['format']} tokens, three of which replace removed ones")
+        session.append_tokens(keys[:2], values[:2])
+        session.append_tokens(keys[2:], values[2:])
+        session.assert_reads(keys, values)
+        session.cache.truncate(1)
+        session.append_tokens(values[1:], keys[1:])
+        session.look()
 
 
 @check("FMT-STATIC-06b", "quantized")
-def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
-    for given in ({}, {"key_scale": KEY_SCALE}, {"value_scale": VALUE_SCALE}):
-        for stream in static_streams(subject, **given):
-            keys, values = pair_of_tokens(subject, 3)
-            stream.give(keys, values)
-            reads_back(stream, keys, values, f"{stream.config['format']} tokens with scales {given or 'not passed'}")
+def new_without_a_scale_uses_one(subject: Subject) -> None:
+    for scales in ({}, {"key_scale": 0.5}, {"value_scale": 0.037}):
+        for session in static_caches(subject, **scales):
+            keys, values = session.append(3)
+            session.assert_reads(keys, values)
 
 
 @check("ATTN-10", "quantized")
-def attention_is_over_keys_and_values_by_the_scale_that_is_theirs(subject: Subject) -> None:
-    for stream in static_streams(subject, key_scale=KEY_SCALE, value_scale=VALUE_SCALE):
-        stream.give(*pair_of_tokens(subject, 4))
-        query = queries(subject, 1)
-        want, bound = expected_attention(subject, query, *stream.read(), scale=default_scale(subject))
-        assert_within(
-            stream.cache.attend(0, query, default_scale(subject)), want, bound, f"attention over {stream.config['format']} tokens"
-        )
+def attend_uses_the_key_scale_and_the_value_scale(subject: Subject) -> None:
+    for name in formats_of(subject, "format", *STATIC):
+        cache = cache_after_steps(subject, 4, num_layers=1, format=name, **SCALES)
+        query, scale = queries(subject, 1), default_scale(subject)
+        want, bound = expected_attention(subject, query, *cache.read_tokens(0, list(range(4))), scale=scale)
+        assert_within(cache.attend(0, query, scale), want, bound, f"attention over {name} tokens")
 
 
 @check("FMT-STATIC-05a", "quantized")
-def a_cache_of_a_scale_that_is_none_is_refused(subject: Subject) -> None:
+def new_with_a_scale_that_is_not_positive_and_finite_raises(subject: Subject) -> None:
     for name in formats_of(subject, "format", *STATIC):
-        for which in ("key_scale", "value_scale"):
+        for which in SCALES:
             for wrong in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf")))):
                 config = new(subject, "quantized", format=name).config
                 with raises("ConfigError"):
@@ -740,17 +732,17 @@ def a_cache_of_a_scale_that_is_none_is_refused(subject: Subject) -> None:
 
 
 @check("FMT-STATIC-05b", "quantized")
-def a_cache_whose_format_makes_its_own_scales_takes_none(subject: Subject) -> None:
+def new_with_a_scale_for_a_format_that_computes_scales_raises(subject: Subject) -> None:
     formats_of(subject, "format", *STATIC)
     if not supports(subject, "format", "int8"):
         raise NotOffered("format int8")
-    for which in ("key_scale", "value_scale"):
+    for which in SCALES:
         refused(subject, "quantized", **{"format": "int8", which: 0.5})
 
 
 @check("FMT-STATIC-08", "quantized")
-def memory_is_a_byte_a_number(subject: Subject) -> None:
+def memory_bytes_is_one_byte_per_number(subject: Subject) -> None:
     for name in formats_of(subject, "format", *STATIC):
-        cache = new(subject, "quantized", format=name, key_scale=KEY_SCALE)
+        cache = new(subject, "quantized", format=name, key_scale=0.5)
         layers, capacity, heads, dim = (cache.config[size] for size in ("num_layers", "capacity", "num_kv_heads", "head_dim"))
         assert_equal(cache.memory_bytes, 2 * layers * capacity * heads * dim, f"memory_bytes in {name}")

@@ -14,27 +14,27 @@ from kvref_conformance.outcome import NotOffered
 Pair = tuple[NDArray, NDArray]
 
 
-def tokens_one_by_one(cache: ObjectProxy, layer: int, positions: Sequence[int]) -> Pair:
+def read_each_token(cache: ObjectProxy, layer: int, positions: Sequence[int]) -> Pair:
     return _stacked([cache.read_token(layer, position) for position in positions])
 
 
-def token_of_its_heads(cache: ObjectProxy, layer: int, position: int) -> Pair:
+def read_each_head(cache: ObjectProxy, layer: int, position: int) -> Pair:
     return _stacked([cache.read_head(layer, position, head) for head in range(cache.config["num_kv_heads"])])
 
 
-def token_of_several(cache: ObjectProxy, layer: int, position: int) -> Pair:
+def read_one_token(cache: ObjectProxy, layer: int, position: int) -> Pair:
     keys, values = cache.read_tokens(layer, [position])
     return keys[0], values[0]
 
 
-def head_of_a_token(cache: ObjectProxy, layer: int, position: int, head: int) -> Pair:
+def read_head_of_token(cache: ObjectProxy, layer: int, position: int, head: int) -> Pair:
     keys, values = cache.read_token(layer, position)
     if not 0 <= head < len(keys):
         raise NotOffered("read_head of a head that does not exist (derived from read_token)")
     return keys[head], values[head]
 
 
-def steps_of_one_layer(cache: ObjectProxy, layer: int, keys: Any, values: Any) -> None:
+def append_by_steps(cache: ObjectProxy, layer: int, keys: Any, values: Any) -> None:
     """An append to a cache with one layer is one step per token. Arrays that cannot be divided are passed on, to be rejected."""
     if cache.config["num_layers"] != 1 or layer != 0:
         raise NotOffered("append to one of several layers (derived from append_step)")
@@ -45,12 +45,12 @@ def steps_of_one_layer(cache: ObjectProxy, layer: int, keys: Any, values: Any) -
         cache.append_step(keys, values)
     else:
         ((count,),) = lengths
-        one = [range(n, n + 1) for n in range(count)]
-        in_turn(partial(cache.append_step, cut(keys, 0, each), cut(values, 0, each)) for each in one)
+        tokens = [range(n, n + 1) for n in range(count)]
+        in_turn(partial(cache.append_step, cut(keys, 0, each), cut(values, 0, each)) for each in tokens)
 
 
-def append_to_each_layer(cache: ObjectProxy, keys: Any, values: Any) -> None:
-    if not _alike(keys, values) or len(keys) != cache.config["num_layers"]:
+def append_to_every_layer(cache: ObjectProxy, keys: Any, values: Any) -> None:
+    if not _have_one_shape(keys, values) or len(keys) != cache.config["num_layers"]:
         raise NotOffered("append_step of other arrays than one token per layer (derived from append)")
     in_turn(partial(cache.append, layer, keys[layer][None], values[layer][None]) for layer in range(len(keys)))
 
@@ -61,17 +61,17 @@ def _stacked(pairs: Sequence[Pair]) -> Pair:
     return np.stack([keys for keys, _ in pairs]), np.stack([values for _, values in pairs])
 
 
-def _alike(keys: Any, values: Any) -> bool:
+def _have_one_shape(keys: Any, values: Any) -> bool:
     """Returns whether both are NumPy arrays of the same 3-D shape."""
     return isinstance(keys, np.ndarray) and isinstance(values, np.ndarray) and keys.shape == values.shape and keys.ndim == 3
 
 
 DERIVED = (
-    DerivedOperation("read_tokens", "QUANT-04", ("read_token",), tokens_one_by_one),
-    DerivedOperation("read_token", "QUANT-04", ("read_head",), token_of_its_heads),
-    DerivedOperation("read_token", "QUANT-04", ("read_tokens",), token_of_several),
-    DerivedOperation("read_head", "QUANT-04", ("read_token",), head_of_a_token),
+    DerivedOperation("read_tokens", "QUANT-04", ("read_token",), read_each_token),
+    DerivedOperation("read_token", "QUANT-04", ("read_head",), read_each_head),
+    DerivedOperation("read_token", "QUANT-04", ("read_tokens",), read_one_token),
+    DerivedOperation("read_head", "QUANT-04", ("read_token",), read_head_of_token),
     DerivedOperation("clear", "EDIT-01", ("truncate",), lambda cache: cache.truncate(0)),
-    DerivedOperation("append", "QUANT-01", ("append_step",), steps_of_one_layer, cuts=True),
-    DerivedOperation("append_step", "QUANT-01", ("append",), append_to_each_layer),
+    DerivedOperation("append", "QUANT-01", ("append_step",), append_by_steps, cuts=True),
+    DerivedOperation("append_step", "QUANT-01", ("append",), append_to_every_layer),
 )

@@ -43,10 +43,10 @@ def formats_of_tokens(subject: Subject) -> list[str]:
 
 def formats_in_groups(subject: Subject) -> list[str]:
     """Returns some formats whose group divides an allowed head_dim. Raises NotOffered if there is none."""
-    offered = formats_of(subject, "format", *IN_GROUPS)
-    if going := [name for name in offered if subject.size("head_dim", 2 * group_of(name)) % group_of(name) == 0]:
-        return sample_formats(subject, going)
-    raise NotOffered(f"a head_dim that is a multiple of {min(map(group_of, offered))}")
+    supported = formats_of(subject, "format", *IN_GROUPS)
+    if fitting := [name for name in supported if subject.size("head_dim", 2 * group_of(name)) % group_of(name) == 0]:
+        return sample_formats(subject, fitting)
+    raise NotOffered(f"a head_dim that is a multiple of {min(map(group_of, supported))}")
 
 
 class QuantizedLawAdapter(LawAdapter):
@@ -55,19 +55,19 @@ class QuantizedLawAdapter(LawAdapter):
 
     def __init__(self, subject: Subject, **changes: Any) -> None:
         super().__init__(subject, **changes)
-        self.given = False
+        self.has_tokens = False
 
     def give(self, keys: NDArray | OwnArray, values: NDArray | OwnArray) -> None:
         """Appends to layer 0. If only append_step is provided, the first call replaces the cache by one with a single layer."""
         try:
             self.cache.append(self.layer, keys, values)
         except NotOffered:
-            if self.given or self.config["num_layers"] == 1:
+            if self.has_tokens or self.config["num_layers"] == 1:
                 raise
             self.cache = new(self.subject, self.family, **self.config | {"num_layers": 1})
             self.config = self.cache.config
             self.cache.append(self.layer, keys, values)
-        self.given = True
+        self.has_tokens = True
 
     def length(self) -> int:
         return int(self.cache.length(self.layer))

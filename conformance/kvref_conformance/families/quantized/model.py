@@ -75,23 +75,23 @@ class Quantized(WholeCacheModel):
         return ExactValue(self.blame("length"), value=len(self.tokens[layer]))
 
     def append(self, layer: Any, keys: Any, values: Any) -> Expectation:
-        given = (keys, (None, *self.row)), (values, (None, *self.row))
-        wrong, count = not_in_range(layer, self.num_layers, "LayerOutOfRange"), tokens_of(*given)
-        too_many = self._too_many(min(map(len, self.tokens if wrong else [self.tokens[layer]])) + count)  # in any layer
-        if wrong := wrong + wrong_arrays(*given) + too_many:
+        arguments = (keys, (None, *self.row)), (values, (None, *self.row))
+        wrong, count = not_in_range(layer, self.num_layers, "LayerOutOfRange"), tokens_of(*arguments)
+        lacks_room = self._lacks_room(min(map(len, self.tokens if wrong else [self.tokens[layer]])) + count)  # in any layer
+        if wrong := wrong + wrong_arrays(*arguments) + lacks_room:
             return self.refuse(wrong + unstorable(keys, values, self.format))
         return self._append([layer] * count, keys, values)
 
     def append_step(self, keys: Any, values: Any) -> Expectation:
         shape = (self.num_layers, *self.row)
-        if wrong := wrong_arrays((keys, shape), (values, shape)) + self._too_many(1 + max(map(len, self.tokens))):
+        if wrong := wrong_arrays((keys, shape), (values, shape)) + self._lacks_room(1 + max(map(len, self.tokens))):
             return self.refuse(wrong + unstorable(keys, values, self.format))
         return self._append(list(range(self.num_layers)), keys, values)
 
     def _stored(self, rows: Any, scale: float | None) -> ExpectedReads:
         return read_as(np.where(np.isfinite(float32(rows)), float32(rows), 0), self.format, scale)
 
-    def _too_many(self, tokens: int) -> Wrong:
+    def _lacks_room(self, tokens: int) -> Wrong:
         return [("CapacityExceeded", "QUANT-02")] if tokens > self.room else []
 
     def _append(self, layers: list[int], keys: NDArray, values: NDArray) -> Expectation:
@@ -103,12 +103,12 @@ class Quantized(WholeCacheModel):
                 self.written.add((layer, len(self.tokens[layer])))
                 self.tokens[layer].append((self._stored(key, self.scales[0]), self._stored(value, self.scales[1])))
 
-        def taken(ok: Any) -> None:
+        def change_unknown(ok: Any) -> None:
             self.unknown = True
             change(ok)
 
         if unstorable(keys, values, self.format):
-            return AcceptedOrError("QUANT-01", self.did("append", taken), refused=lambda: self.did("refused")(None))
+            return AcceptedOrError("QUANT-01", self.did("append", change_unknown), refused=lambda: self.did("refused")(None))
         return Expectation("QUANT-01", self.did("append", change))
 
     def read_tokens(self, layer: Any, positions: Sequence[int]) -> Expectation:
@@ -166,7 +166,7 @@ class Quantized(WholeCacheModel):
         return not any(self.tokens)
 
     def lacks(self, content: dict[str, Any]) -> Wrong:
-        return self._too_many(max(map(len, content["tokens"])))
+        return self._lacks_room(max(map(len, content["tokens"])))
 
     def attend(self, layer: Any, query: Any, scale: float) -> Expectation:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):

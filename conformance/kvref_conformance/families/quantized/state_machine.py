@@ -26,9 +26,9 @@ class QuantizedStateMachine(FamilyStateMachine):
     )  # fmt: skip
     def new(self, layers: int, capacity: int, heads: int, dim: int, format: str, key_scale: float, value_scale: float) -> None:
         found = self.format_for(self.family, "format", format) or ""
-        given = {"key_scale": key_scale, "value_scale": value_scale} if found in STATIC else {}
+        scales = {"key_scale": key_scale, "value_scale": value_scale} if found in STATIC else {}
         dim *= group_of(found)
-        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format, **given)
+        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format, **scales)
 
     @property
     def shape(self) -> tuple[int, int]:

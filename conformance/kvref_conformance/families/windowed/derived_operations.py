@@ -11,25 +11,25 @@ from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.outcome import NotOffered
 
 
-def stepped_for_nobody(cache: ObjectProxy, keys: NDArray, values: NDArray) -> None:
+def append_by_step(cache: ObjectProxy, keys: NDArray, values: NDArray) -> None:
     """Appends by `step`, with queries of zeros, and ignores the attention output."""
     count = getattr(keys, "array", keys).shape[:1]  # keys may be an OwnArray, and may have a wrong shape
     cache.step(np.zeros((*count, cache.config["num_kv_heads"], cache.config["head_dim"]), np.float32), keys, values, 1.0)
 
 
-def one_by_one(cache: ObjectProxy, query: NDArray, keys: NDArray, values: NDArray, scale: float) -> NDArray:
+def step_token_by_token(cache: ObjectProxy, query: NDArray, keys: NDArray, values: NDArray, scale: float) -> NDArray:
     if not len(keys) or len({len(query), len(keys), len(values)}) > 1:
         raise NotOffered("step of 0 tokens, or of arrays of different lengths (derived from append and attend)")
 
-    def one(at: range) -> NDArray:
+    def step_one(at: range) -> NDArray:
         cache.append(cut(keys, 0, at), cut(values, 0, at))
         attended: NDArray = cache.attend(cut(query, 0, at), scale)
         return attended
 
-    return np.concatenate(in_turn(partial(one, range(i, i + 1)) for i in range(len(keys))))
+    return np.concatenate(in_turn(partial(step_one, range(i, i + 1)) for i in range(len(keys))))
 
 
-def truncated_to_nothing(cache: ObjectProxy) -> None:
+def clear_by_truncate(cache: ObjectProxy) -> None:
     try:
         cache.truncate(0)
     except Exception as error:
@@ -38,7 +38,7 @@ def truncated_to_nothing(cache: ObjectProxy) -> None:
         raise
 
 
-def readable(cache: ObjectProxy) -> int:
+def count_readable(cache: ObjectProxy) -> int:
     """Returns the number of positions that `read` accepts."""
     count = 0
     for position in range(cache.length):
@@ -52,8 +52,8 @@ def readable(cache: ObjectProxy) -> int:
 
 
 DERIVED = (
-    DerivedOperation("append", "WIN-02", ("step",), stepped_for_nobody),
-    DerivedOperation("step", "WIN-02", ("append", "attend"), one_by_one, cuts=True),
-    DerivedOperation("clear", "WIN-06", ("truncate",), truncated_to_nothing),
-    DerivedOperation("stored_tokens", "WIN-03", ("length", "read"), readable),
+    DerivedOperation("append", "WIN-02", ("step",), append_by_step),
+    DerivedOperation("step", "WIN-02", ("append", "attend"), step_token_by_token, cuts=True),
+    DerivedOperation("clear", "WIN-06", ("truncate",), clear_by_truncate),
+    DerivedOperation("stored_tokens", "WIN-03", ("length", "read"), count_readable),
 )

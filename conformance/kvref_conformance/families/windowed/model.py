@@ -52,7 +52,7 @@ class ArraysOrRefused(ExpectedArrays):
 
 class Windowed(WholeCacheModel):
     family = "windowed"
-    held = ("tokens", "kept", "longest", "looked_back")
+    held = ("tokens", "first_needed", "longest", "truncated_last")
     largest = ("longest",)
     blamed: ClassVar = {
         **BLAMED,
@@ -69,10 +69,10 @@ class Windowed(WholeCacheModel):
         self.window, self.sinks, self.chunk, self.rollback = window, sinks, chunk, rollback
         self.tokens: list[Token] = []
         self.unknown = False  # a token was accepted that the format cannot hold; no clause defines how it reads
-        self.kept = 0  # from this position on every token has to be stored: a later query may see it
+        self.first_needed = 0  # from this position on every token has to be stored: a later query may see it
         self.longest = 0  # tokens of the longest append or step
-        self.came = 0  # tokens of the last append or step
-        self.looked_back = False  # truncated, and no token appended since
+        self.last_count = 0  # tokens of the last append or step
+        self.truncated_last = False  # truncated, and no token appended since
 
     def seen(self, query: int) -> NDArray:
         return seen(query, self.window, self.sinks, self.chunk)
@@ -98,10 +98,10 @@ class Windowed(WholeCacheModel):
         shape = (None, *self.row)
         if wrong := wrong_arrays((keys, shape), (values, shape)):
             return self.refuse(wrong + not_finite(keys, values))
-        then = self.did("append", lambda ok: self._take(keys, values))
-        return (
-            Expectation("WIN-05", then) if self._holds(keys, values) else AcceptedOrError("WIN-05", then, refused=self._refused)
-        )
+        then = self.did("append", lambda ok: self._append(keys, values))
+        if self._can_store(keys, values):
+            return Expectation("WIN-05", then)
+        return AcceptedOrError("WIN-05", then, refused=self._refused)
 
     def step(self, query: Any, keys: Any, values: Any, scale: float) -> Expectation:
         shape = (None, *self.row)
@@ -111,11 +111,11 @@ class Windowed(WholeCacheModel):
             wrong = [("ShapeMismatch", "LAW-10")]
         if wrong:
             return self.refuse(wrong + not_finite(query, keys, values))
-        then = self.did("step", lambda ok: self._take(keys, values))
-        if not self._holds(keys, values):
+        then = self.did("step", lambda ok: self._append(keys, values))
+        if not self._can_store(keys, values):
             return AcceptedOrError(self._clause(len(keys)), then, refused=self._refused)
         at = range(len(self.tokens), len(self.tokens) + len(keys))
-        tokens = [*self.tokens, *self._stored(keys, values)]
+        tokens = [*self.tokens, *self.as_tokens(keys, values)]
         return self._attended(self._clause(len(keys)), query, tokens, [self.seen(each) for each in at], scale, then)
 
     def shape(self) -> Any:
@@ -127,21 +127,21 @@ class Windowed(WholeCacheModel):
     def attend(self, query: Any, scale: float) -> Expectation:
         views = [self.seen(len(self.tokens) - 1)] * len(query)
         found = self._attended(self._clause(1), query, self.tokens, views, scale, lambda ok: None)
-        if not (self.looked_back and self.kept):
+        if not (self.truncated_last and self.first_needed):
             return found
-        gone = ("PositionOutOfRange",)  # the newest token may see an evicted one that the next token does not
+        evicted = ("PositionOutOfRange",)  # the newest token may see an evicted one that the next token does not
         if isinstance(found, ExpectedArrays):
-            return ArraysOrRefused("WIN-06", parts=found.parts, always_slack=True, kinds=gone)
+            return ArraysOrRefused("WIN-06", parts=found.parts, always_slack=True, kinds=evicted)
         return (
-            replace(found, kinds=found.kinds + gone)
+            replace(found, kinds=found.kinds + evicted)
             if isinstance(found, ExpectedError)
-            else AcceptedOrError("WIN-06", kinds=gone)
+            else AcceptedOrError("WIN-06", kinds=evicted)
         )
 
     def _attended(
         self, clause: str, query: Any, tokens: list[Token], views: Sequence[NDArray], scale: float, then: Any
     ) -> Expectation:
-        keys, values = self._parts(tokens)
+        keys, values = self.stack(tokens)
         found = attended(clause, query, keys, values, scale, views)
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
@@ -174,7 +174,7 @@ class Windowed(WholeCacheModel):
                 if {*positions} <= {*self.needed()}
                 else AcceptedOrError("LAW-14", kinds=("PositionOutOfRange",))
             )
-        parts = self._parts([self.tokens[position] for position in positions])
+        parts = self.stack([self.tokens[position] for position in positions])
         if not {*positions} <= {*self.needed()}:
             return ArraysOrRefused("WIN-03", names=("keys", "values"), parts=parts, kinds=("PositionOutOfRange",))
 
@@ -182,7 +182,7 @@ class Windowed(WholeCacheModel):
             position = positions[index[0]]
             if self.dtype not in PLAIN and not self._another(got[index[0]]):
                 return "WIN-10"
-            if self.last in ("append", "step") and position >= len(self.tokens) - self.came:
+            if self.last in ("append", "step") and position >= len(self.tokens) - self.last_count:
                 return "LAW-04"
             return "WIN-05" if position < self.sinks and self.last != "truncate" else self.blame("read")
 
@@ -198,17 +198,17 @@ class Windowed(WholeCacheModel):
 
         def change(ok: Any) -> None:
             del self.tokens[length:]
-            self.kept = min(self.kept, self._first(length))
-            self.looked_back = True
+            self.first_needed = min(self.first_needed, self._first(length))
+            self.truncated_last = True
 
         then = self.did("truncate", change)
-        if length == len(self.tokens) or self._first(length) >= self.kept:
+        if length == len(self.tokens) or self._first(length) >= self.first_needed:
             return Expectation("WIN-06", then)
         return AcceptedOrError("WIN-06", then, kinds=("NotTruncatable",), refused=self._refused)
 
     def clear(self) -> Expectation:
         def change(ok: Any) -> None:
-            self.tokens, self.kept, self.looked_back, self.unknown = [], 0, False, False
+            self.tokens, self.first_needed, self.truncated_last, self.unknown = [], 0, False, False
 
         return Expectation("LAW-05", self.did("clear", change))
 
@@ -216,25 +216,25 @@ class Windowed(WholeCacheModel):
         """Returns the first position after the sinks that the query at position `query` sees."""
         return min((int(at) for at in self.seen(query) if at >= self.sinks), default=query)
 
-    def _holds(self, keys: Any, values: Any) -> bool:
+    def _can_store(self, keys: Any, values: Any) -> bool:
         """Returns whether every value is finite, and also finite when it is read back in the format."""
         return finite(keys, values) and all(storable(float32(part), self.dtype) for part in (keys, values))
 
-    def _take(self, keys: Any, values: Any) -> None:
-        self.unknown = self.unknown or not (self.dtype in PLAIN or self._holds(keys, values))
-        self.tokens += self._stored(keys, values)
-        self.came, self.longest = len(keys), max(self.longest, len(keys))
-        self.kept = max(self.kept, self._first(max(0, len(self.tokens) - self.rollback)))
-        self.looked_back = self.looked_back and not len(keys)
+    def _append(self, keys: Any, values: Any) -> None:
+        self.unknown = self.unknown or not (self.dtype in PLAIN or self._can_store(keys, values))
+        self.tokens += self.as_tokens(keys, values)
+        self.last_count, self.longest = len(keys), max(self.longest, len(keys))
+        self.first_needed = max(self.first_needed, self._first(max(0, len(self.tokens) - self.rollback)))
+        self.truncated_last = self.truncated_last and not len(keys)
 
-    def _stored(self, keys: Any, values: Any) -> list[Token]:
+    def as_tokens(self, keys: Any, values: Any) -> list[Token]:
         stored = [tokens_as(float32(part), self.dtype) for part in (keys, values)]
         return list(zip(*([ExpectedReads(*each) for each in zip(*part, strict=True)] for part in stored), strict=True))
 
-    def _parts(self, tokens: list[Token]) -> tuple[ExpectedReads, ExpectedReads]:
-        return self._stacked([token[0] for token in tokens]), self._stacked([token[1] for token in tokens])
+    def stack(self, tokens: list[Token]) -> tuple[ExpectedReads, ExpectedReads]:
+        return self._stack_part([token[0] for token in tokens]), self._stack_part([token[1] for token in tokens])
 
-    def _stacked(self, parts: list[ExpectedReads]) -> ExpectedReads:
+    def _stack_part(self, parts: list[ExpectedReads]) -> ExpectedReads:
         values = np.array([part.values for part in parts], np.float32).reshape(-1, *self.row)
         if self.dtype in PLAIN:
             return exactly(values)

@@ -181,20 +181,20 @@ def a_draft_goes_that_pushed_others_out(call: ModelCall) -> bool:
 
 @state("windowed", "truncate")
 def tokens_go_before_any_left_the_window(call: ModelCall) -> bool:
-    return bool(0 < call.args["length"] < len(call.model.tokens) and call.model.kept == 0)
+    return bool(0 < call.args["length"] < len(call.model.tokens) and call.model.first_needed == 0)
 
 
 @state("windowed", "step")
 def tokens_come_in_the_place_of_some_that_went(call: ModelCall) -> bool:
-    return bool(call.model.last == "truncate" and call.model.kept and call.tokens)
+    return bool(call.model.last == "truncate" and call.model.first_needed and call.tokens)
 
 
 @state("windowed", "read", raising="PositionOutOfRange")
 def a_token_that_left_the_window_is_read(call: ModelCall) -> bool:
     model = call.model
-    return bool(any(model.sinks <= each < model.kept for each in call.args["positions"]))
+    return bool(any(model.sinks <= each < model.first_needed for each in call.args["positions"]))
 
 
 @state("windowed", "attend")
 def the_newest_token_is_looked_from_again(call: ModelCall) -> bool:
-    return bool(len(call.model.tokens) > call.model.window and not call.model.looked_back)
+    return bool(len(call.model.tokens) > call.model.window and not call.model.truncated_last)
