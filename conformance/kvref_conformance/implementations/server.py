@@ -87,9 +87,9 @@ class ServerSessions(WholePrompts):
             raise
 
     def step(self, sessions: Sequence[int]) -> list[int]:
-        told = [self._known(session, speaks=True) for session in sessions]
+        told = [self._session_tokens(session, generates=True) for session in sessions]
         for tokens in told:
-            self._room(tokens, 1)
+            self._check_room(tokens, 1)
         known = [self._ahead.get(session, (0, [])) for session in sessions]
         if any(length != len(tokens) or not said for (length, said), tokens in zip(known, told, strict=True)):
             room = min((self.canary.context - len(tokens) for tokens in told), default=0)
@@ -104,19 +104,19 @@ class ServerSessions(WholePrompts):
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
         """Return the tokens of n answers to one request, concatenated in order."""
-        told = self._known(session, speaks=True)
+        told = self._session_tokens(session, generates=True)
         n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
         if not n or not count:
             return []
-        self._room(told, count)
+        self._check_room(told, count)
         answer = self._background.run(self._asker.several(told, n, count))
         return [token for choice in range(n) for token in self._asker.tokens(answer, choice, count)]
 
     def cancel(self, session: int, count: int) -> None:
         """Close the connection in the middle of a stream of `count` tokens."""
-        told = self._known(session, speaks=True)
+        told = self._session_tokens(session, generates=True)
         if in_range(count, None, PositionOutOfRange, "count"):
-            self._room(told, count)
+            self._check_room(told, count)
             self._background.run(self._asker.cut_off(told, count))
 
 

@@ -65,8 +65,8 @@ class MistralRsEngine(WholePrompts):
             next(stream)
 
     def _speaks(self, session: int, count: int) -> list[int]:
-        told = self._known(session, speaks=True)
-        self._room(told, in_range(count, None, PositionOutOfRange, "count"))
+        told = self._session_tokens(session, generates=True)
+        self._check_room(told, in_range(count, None, PositionOutOfRange, "count"))
         return told
 
     def _asked(self, prompt: Sequence[int], count: int, **options: Any) -> Any:

@@ -83,20 +83,20 @@ class OpenVinoGenAIEngine(WholePrompts):
         """Generate as sequences of one request; each samples among one token (greedy)."""
         if self._asks:
             raise NotOffered("several completions per prompt together with prompt lookup")
-        told = self._known(session, speaks=True)
+        told = self._session_tokens(session, generates=True)
         n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
         if not n or not count:
             return []
-        self._room(told, count)
+        self._check_room(told, count)
         handle = self._begun(told, count, do_sample=True, top_k=1, num_return_sequences=n)
         self._finish()
         return [token for said in _answers(handle, count) for token in said]
 
     def cancel(self, session: int, count: int) -> None:
-        told = self._known(session, speaks=True)
+        told = self._session_tokens(session, generates=True)
         if not in_range(count, None, PositionOutOfRange, "count"):
             return
-        self._room(told, count)
+        self._check_room(told, count)
         handle = self._begun(told, count)
         for _ in range(count // 2):
             self._pipeline.step()

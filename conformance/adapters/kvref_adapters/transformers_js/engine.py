@@ -78,17 +78,17 @@ class TransformersJsSessionEngine(TransformersJsEngine):
         self._node.ask(forget=self._caches.pop(session))
 
     def fork(self, session: int) -> int:
-        told = self._known(session)
+        told = self._session_tokens(session)
         child = self.open()
         self._tokens[child] = list(told)
         self._node.ask(copy=self._caches[session], to=self._caches[child])
         return child
 
     def generate(self, session: int, count: int) -> list[int]:
-        told = self._known(session, speaks=True)
+        told = self._session_tokens(session, generates=True)
         if not in_range(count, None, PositionOutOfRange, "count"):
             return []
-        self._room(told, count)
+        self._check_room(told, count)
         (said,) = self.complete([told], count, cache=self._caches[session])
         told += said
         return said

@@ -1,7 +1,7 @@
 """Checks of ATTN: softmax(scale q k') v, and tokens that must have no effect on it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,15 @@ Shape = tuple[int, int, int, int, int]  # queries, query heads, kv heads, tokens
 SHAPES = ((1, 1, 1, 3, 4), (5, 2, 2, 8, 16), (3, 6, 2, 11, 5), (2, 8, 1, 40, 64))
 
 
-def fitted(subject: Subject, queries: int, heads: int, kv_heads: int, count: int, dim: int) -> Shape:
+def nearest_shape(subject: Subject, queries: int, heads: int, kv_heads: int, count: int, dim: int) -> Shape:
     """Returns the nearest shape within the limits."""
     group, kv_heads = subject.size("group_size", heads // kv_heads), subject.size("num_kv_heads", kv_heads)
     return queries, kv_heads * group, kv_heads, count, subject.size("head_dim", dim)
 
 
-def shapes(subject: Subject) -> list[Shape]:
+def nearest_shapes(subject: Subject) -> list[Shape]:
     """Returns SHAPES, each changed to the nearest shape within the limits."""
-    return [fitted(subject, *shape) for shape in SHAPES]
+    return [nearest_shape(subject, *shape) for shape in SHAPES]
 
 
 def inputs(subject: Subject, queries: int, heads: int, kv_heads: int, count: int, dim: int) -> tuple[NDArray, NDArray, NDArray]:
@@ -56,7 +56,7 @@ def first_elements(subject: Subject, *numbers: float) -> NDArray:
     return tokens
 
 
-def grouped(subject: Subject, rows: NDArray, group: int = 1) -> NDArray:
+def repeat_for_group(subject: Subject, rows: NDArray, group: int = 1) -> NDArray:
     """Returns the rows of each kv head repeated for the query heads that read it."""
     return np.repeat(rows, subject.size("group_size", group), axis=1)
 
@@ -68,49 +68,47 @@ def attend(subject: Subject, query: NDArray, keys: NDArray, values: NDArray, sca
 
 
 @check("ATTN-01a", "attention")
-def each_head_reads_its_group(subject: Subject) -> None:
+def query_head_reads_the_kv_head_of_its_group(subject: Subject) -> None:
     for wanted_kv_heads, wanted in ((2, 2), (2, 6), (1, 4), (3, 6)):
-        _, heads, kv_heads, _, dim = fitted(subject, 2, wanted, wanted_kv_heads, 1, 4)
+        _, heads, kv_heads, _, dim = nearest_shape(subject, 2, wanted, wanted_kv_heads, 1, 4)
         keys, values = np.zeros((1, kv_heads, dim), np.float32), np.zeros((1, kv_heads, dim), np.float32)
         values[0] = np.arange(kv_heads)[:, None]
         got = attend(subject, np.zeros((2, heads, dim), np.float32), keys, values)
         want = [[[head // (heads // kv_heads)] * dim for head in range(heads)]] * 2
         assert_same(
-            got, np.array(want, np.float32), f"output of {heads} query heads over {kv_heads} kv heads with the values 0, 1, ..."
+            got, np.array(want, np.float32), f"output of {heads} query heads over {kv_heads} kv heads of values 0, 1, ..."
         )
 
 
 @check("ATTN-01a", "attention")
-def weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None:
+def attention_weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None:
     tokens = first_elements(subject, 0.0, 1.0)
     for scale in (0.0, 1.0, 2.5, -1.0):
-        got = attend(subject, grouped(subject, tokens[1:]), tokens, tokens, scale)
-        want = grouped(subject, tokens[1:]) / (1 + math.exp(-scale))
-        assert_within(
-            got, want, 1e-6 + rounding(want, np.zeros(1), subject.dtype), f"weight of the second token at scale {scale}"
-        )
+        got = attend(subject, repeat_for_group(subject, tokens[1:]), tokens, tokens, scale)
+        want = repeat_for_group(subject, tokens[1:]) / (1 + math.exp(-scale))
+        bound = 1e-6 + rounding(want, np.zeros(1), subject.dtype)
+        assert_within(got, want, bound, f"weight of the second token at scale {scale}")
 
 
 @check("ATTN-01b", "attention")
-def the_output_is_as_wide_as_the_values(subject: Subject) -> None:
+def attention_output_is_as_wide_as_the_values(subject: Subject) -> None:
     other_widths = 0
     for heads, kv_heads, wanted in ((2, 2, 3), (6, 2, 9), (4, 1, 1)):
-        shape, width = fitted(subject, 3, heads, kv_heads, 7, 5), subject.size("head_dim", wanted)
+        shape, width = nearest_shape(subject, 3, heads, kv_heads, 7, 5), subject.size("head_dim", wanted)
         dim = shape[4] if shape[4] != width else subject.size("head_dim", 99)  # another width, as far away as the limits allow
         query, keys, _ = inputs(subject, *shape[:4], dim)
         values = normal(subject, 7, shape[2], width)
         want, bound = expected_attention(subject, query, keys, values, scale=0.5)
-        assert_within(
-            attend(subject, query, keys, values), want, bound, f"attention over keys of {dim} elements and values of {width}"
-        )
+        got = attend(subject, query, keys, values)
+        assert_within(got, want, bound, f"attention over keys of {dim} elements and values of {width}")
         other_widths += dim != width
     if not other_widths:
         raise NotOffered(f"values of another width than keys: its limits allow only {width}")
 
 
 @check("ATTN-02", "attention")
-def one_token_gives_its_value_back(subject: Subject) -> None:
-    for shape in shapes(subject):
+def attention_over_one_token_returns_its_value(subject: Subject) -> None:
+    for shape in nearest_shapes(subject):
         query, keys, values = inputs(subject, *shape)
         group = shape[1] // shape[2]
         want = np.broadcast_to(np.repeat(values[:1], group, axis=1), (shape[0], shape[1], shape[4]))
@@ -118,22 +116,22 @@ def one_token_gives_its_value_back(subject: Subject) -> None:
 
 
 @check("ATTN-03a", "attention")
-def large_scores_do_not_overflow(subject: Subject) -> None:
-    query, keys, values = inputs(subject, *fitted(subject, 2, 2, 2, 6, 4))
+def attention_with_large_scores_is_finite(subject: Subject) -> None:
+    query, keys, values = inputs(subject, *nearest_shape(subject, 2, 2, 2, 6, 4))
     for factor in (100.0, 1e4, -1e4):
-        held = np.abs(query).max() * abs(factor) <= MAX.get(subject.dtype, np.inf)  # otherwise the scale is that large
-        large = round_to(query * np.float32(factor if held else 1.0), subject.dtype)
-        got = attend(subject, large, keys, values, 1.0 if held else factor)
+        fits = np.abs(query).max() * abs(factor) <= MAX.get(subject.dtype, np.inf)  # otherwise the scale is that large
+        large = round_to(query * np.float32(factor if fits else 1.0), subject.dtype)
+        got = attend(subject, large, keys, values, 1.0 if fits else factor)
         true(np.isfinite(got).all(), f"output with queries * {factor}", "finite values", got)
     number, scale = root_and_scale(subject, 1e36)
     tokens, ones = first_elements(subject, *[number] * 4), first_elements(subject, *[1.0] * 4)
-    tied = attend(subject, grouped(subject, tokens[:1]), tokens, ones, 0.5 * scale)
-    assert_within(tied, grouped(subject, ones[:1]), 1e-6, "output over four tokens with equal, large scores")
+    tied = attend(subject, repeat_for_group(subject, tokens[:1]), tokens, ones, 0.5 * scale)
+    assert_within(tied, repeat_for_group(subject, ones[:1]), 1e-6, "output over four tokens with equal, large scores")
 
 
 @check("ATTN-03b", "attention")
 @np.errstate(over="ignore", invalid="ignore")  # the check uses scores beyond float32
-def what_float32_cannot_hold_gives_nan_or_the_exact_output(subject: Subject) -> None:
+def attention_with_scores_beyond_float32_returns_nan_or_the_exact_output(subject: Subject) -> None:
     large, scale = root_and_scale(subject, 1e40)
     for query, keys, exactly in (
         (large, [-large], 7.0), (large, [large], 7.0), (large, [-large, -2 * large], 7.0), (large, [large, 2 * large], 8.0),
@@ -141,7 +139,7 @@ def what_float32_cannot_hold_gives_nan_or_the_exact_output(subject: Subject) -> 
         (1.0, [-np.inf, 1.0], 8.0),
     ):  # fmt: skip
         values = first_elements(subject, *range(7, 7 + len(keys)))
-        q = grouped(subject, first_elements(subject, query))
+        q = repeat_for_group(subject, first_elements(subject, query))
         got = float(attend(subject, q, first_elements(subject, *keys), values, scale if query == large else 1.0)[0, 0, 0])
         true(np.isnan(got) or got == exactly, f"output of query {query} over keys {keys}", f"{exactly} or NaN", got)
 
@@ -155,20 +153,19 @@ def root_and_scale(subject: Subject, product: float) -> tuple[float, float]:
 
 
 @check("ATTN-04", "attention")
-def output_is_within_the_bound_of_exact(subject: Subject) -> None:
-    for shape in shapes(subject):
+def attention_is_within_the_bound(subject: Subject) -> None:
+    for shape in nearest_shapes(subject):
         for causal in (False, True):
             query, keys, values = inputs(subject, *shape)
             for scale in (1 / math.sqrt(shape[4]), 3.0):
                 want, bound = expected_attention(subject, query, keys, values, scale=scale, causal=causal)
-                assert_within(
-                    attend(subject, query, keys, values, scale, causal=causal), want, bound, f"output for the shape {shape}"
-                )
+                got = attend(subject, query, keys, values, scale, causal=causal)
+                assert_within(got, want, bound, f"output for the shape {shape}")
 
 
 @check("ATTN-05", "attention")
-def output_lies_among_the_values(subject: Subject) -> None:
-    for shape in shapes(subject):
+def attention_output_is_between_the_values(subject: Subject) -> None:
+    for shape in nearest_shapes(subject):
         query, keys, values = inputs(subject, *shape)
         got = attend(subject, round_to(query * 3, subject.dtype), keys, values, 1.0).astype(np.float64)
         each = np.repeat(values, shape[1] // shape[2], axis=1).astype(np.float64)
@@ -180,8 +177,8 @@ def output_lies_among_the_values(subject: Subject) -> None:
 
 
 @check("ATTN-06", "attention")
-def tokens_may_be_permuted_together(subject: Subject) -> None:
-    for shape in shapes(subject):
+def attention_does_not_depend_on_the_order_of_tokens(subject: Subject) -> None:
+    for shape in nearest_shapes(subject):
         query, keys, values = inputs(subject, *shape)
         order = subject.rng.permutation(shape[3])
         _, bound = expected_attention(subject, query, keys, values, scale=0.5)
@@ -190,8 +187,8 @@ def tokens_may_be_permuted_together(subject: Subject) -> None:
 
 
 @check("ATTN-07a", "attention")
-def what_lies_past_the_length_has_no_effect(subject: Subject) -> None:
-    query, keys, values = inputs(subject, *fitted(subject, 2, 4, 2, 9, 5))
+def attention_ignores_tokens_past_the_length(subject: Subject) -> None:
+    query, keys, values = inputs(subject, *nearest_shape(subject, 2, 4, 2, 9, 5))
     for length in (1, 4, 8):
         want, bound = expected_attention(subject, query, keys[:length], values[:length], scale=0.5)
         for poison in (0.0, min(1e30, MAX.get(subject.dtype, 1e30)), np.nan, np.inf):
@@ -202,8 +199,8 @@ def what_lies_past_the_length_has_no_effect(subject: Subject) -> None:
 
 
 @check("ATTN-07b", "attention")
-def what_a_query_may_not_see_has_no_effect_on_it(subject: Subject) -> None:
-    query, keys, values = inputs(subject, *fitted(subject, 4, 2, 2, 6, 5))
+def causal_attention_ignores_later_tokens(subject: Subject) -> None:
+    query, keys, values = inputs(subject, *nearest_shape(subject, 4, 2, 2, 6, 5))
     want, bound = expected_attention(subject, query, keys, values, scale=0.5, causal=True)
     keys[5], values[5] = np.nan, np.nan  # only the last query sees token 5
     got = attend(subject, query, keys, values, causal=True)
@@ -211,16 +208,16 @@ def what_a_query_may_not_see_has_no_effect_on_it(subject: Subject) -> None:
 
 
 @check("ATTN-08", "attention")
-def no_tokens_give_zeros(subject: Subject) -> None:
-    query, keys, values = inputs(subject, *fitted(subject, 3, 4, 2, 5, 6))
+def attention_over_no_tokens_returns_zeros(subject: Subject) -> None:
+    query, keys, values = inputs(subject, *nearest_shape(subject, 3, 4, 2, 5, 6))
     zeros = np.zeros(query.shape, np.float32)
     assert_within(attend(subject, query, keys[:0], values[:0]), zeros, 0.0, "attention over 0 tokens")  # 0 and -0 are equal
     assert_within(attend(subject, query, keys, values, length=0), zeros, 0.0, "attention over 5 tokens with length 0")
 
 
 @check("ATTN-09", "attention")
-def causal_prefill_in_chunks_agrees(subject: Subject) -> None:
-    query, keys, values = inputs(subject, *fitted(subject, 9, 4, 2, 9, 8))
+def causal_attention_in_chunks_equals_one_call(subject: Subject) -> None:
+    query, keys, values = inputs(subject, *nearest_shape(subject, 9, 4, 2, 9, 8))
     want, bound = expected_attention(subject, query, keys, values, scale=0.5, causal=True)
     assert_within(attend(subject, query, keys, values, causal=True), want, bound, "causal prefill in one call")
     for size in (1, 2, 4):
@@ -239,27 +236,24 @@ def query_of(subject: Subject, count: int) -> NDArray:
 
 
 @check("LAW-16", "attention")
-def attention_leaves_its_inputs_alone(subject: Subject) -> None:
+def attention_does_not_modify_its_arguments(subject: Subject) -> None:
     subject.in_this_process()
-    given = {"query": query_of(subject, 2), "keys": random_tokens(subject, 4), "values": random_tokens(subject, 4)}
-    own = {name: subject.own(rows) for name, rows in given.items()}
+    arguments = {"query": query_of(subject, 2), "keys": random_tokens(subject, 4), "values": random_tokens(subject, 4)}
+    own = {name: subject.own(rows) for name, rows in arguments.items()}
     subject.new("attention").attention(*own.values(), scale=0.5, causal=True, length=3)
-    for name, rows in given.items():
+    for name, rows in arguments.items():
         assert_same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
 
 
 @check("LAW-10", "attention")
-def attention_refuses_shapes_that_do_not_fit(subject: Subject) -> None:
+def attention_with_wrong_shapes_raises(subject: Subject) -> None:
     query, keys, values, heads = query_of(subject, 1), random_tokens(subject, 4), random_tokens(subject, 4), subject.heads
-    wide, fewer, uneven = (
-        random_tokens(subject, 4, dim=subject.dim + 1),
-        random_tokens(subject, 3),
-        np.append(query, query[:, :1], axis=1),
-    )
-    other_heads, flat, nothing = random_tokens(subject, 4, heads=heads - 1 or 2), values[..., 0], slice(0)
+    wide, fewer = random_tokens(subject, 4, dim=subject.dim + 1), random_tokens(subject, 3)
+    uneven, other_heads = np.append(query, query[:, :1], axis=1), random_tokens(subject, 4, heads=heads - 1 or 2)
+    flat, empty = values[..., 0], slice(0)
     for wrong in ((query, wide, values), (query, keys, fewer), (uneven, keys, values), (query[0], keys, values),
-                  (query, keys, other_heads), (query, keys, flat), (query[..., nothing], keys[..., nothing], values),
-                  (query, keys, values[..., nothing])):  # fmt: skip
+                  (query, keys, other_heads), (query, keys, flat), (query[..., empty], keys[..., empty], values),
+                  (query, keys, values[..., empty])):  # fmt: skip
         if wrong[0] is uneven and heads == 1:
             continue  # any number of query heads can read one kv head
         with raises("ShapeMismatch"):
@@ -279,12 +273,10 @@ def a_length_may_be_of_any_type(subject: Subject) -> None:
 
 # Checks of LAW-18: attention at production sizes, with inputs in which a single missing token changes the result.
 
-HEADS = ((8, 2), (12, 12), (16, 2), (7, 1))  # query heads and kv heads
 
-
-def judged(subject: Subject, queries: int, heads: tuple[int, int], length: int, dim: int, padding: int = 3) -> None:
-    """Checks attention over `length` tokens followed by padding, at the nearest sizes within the limits."""
-    _, query_heads, kv_heads, _, dim = fitted(subject, queries, *heads, length, dim)
+def assert_attention(subject: Subject, queries: int, heads: tuple[int, int], length: int, dim: int, padding: int = 3) -> None:
+    """Checks attention over `length` tokens followed by padding. heads: numbers of query heads and of kv heads."""
+    _, query_heads, kv_heads, _, dim = nearest_shape(subject, queries, *heads, length, dim)
     query = normal(subject, queries, query_heads, dim)
     keys, values = (normal(subject, length + padding, kv_heads, dim) for _ in range(2))
     scale, causal = 1 / math.sqrt(dim), 1 < queries <= length and not padding
@@ -294,32 +286,24 @@ def judged(subject: Subject, queries: int, heads: tuple[int, int], length: int, 
 
 
 @check("LAW-18", "attention")
-def every_token_counts_at_any_length(subject: Subject) -> None:
+def attention_at_production_sizes_is_within_the_bound(subject: Subject) -> None:
     for length in edges(1025):
-        judged(subject, 1, (4, 2), length, 64)
-    judged(subject, 1, (2, 1), 4097, 64)
-
-
-@check("LAW-18", "attention")
-def every_element_counts_at_any_width(subject: Subject) -> None:
+        assert_attention(subject, 1, (4, 2), length, 64)
+    assert_attention(subject, 1, (2, 1), 4097, 64)
     for dim in DIMS:
-        for heads in HEADS:
-            judged(subject, 1, heads, 130, dim)
-
-
-@check("LAW-18", "attention")
-def prompts_end_anywhere_in_a_tile(subject: Subject) -> None:
-    for queries in (15, 17, 63, 65, 127, 129):
-        judged(subject, queries, (2, 1), queries + 40, 64, padding=0)
+        for heads in ((8, 2), (12, 12), (16, 2), (7, 1)):
+            assert_attention(subject, 1, heads, 130, dim)
+    for queries in (15, 17, 63, 65, 127, 129):  # prompts that end inside a tile, or at its end
+        assert_attention(subject, queries, (2, 1), queries + 40, 64, padding=0)
 
 
 @check("LAW-18", "attention", real=True)
-def heads_and_lengths_are_as_models_have_them(subject: Subject) -> None:
+def attention_with_the_sizes_of_models_is_within_the_bound(subject: Subject) -> None:
     for heads, dim in (((32, 8), 128), ((8, 4), 256), ((32, 32), 96), ((12, 12), 64), ((16, 1), 576)):
         for length in (4095, 4097):
-            judged(subject, 1, heads, length, dim)
-    judged(subject, 33, (32, 8), 300, 128, padding=0)
-    judged(subject, 1, (8, 1), 16_385, 128)
+            assert_attention(subject, 1, heads, length, dim)
+    assert_attention(subject, 33, (32, 8), 300, 128, padding=0)
+    assert_attention(subject, 1, (8, 1), 16_385, 128)
 
 
 # Checks of WIN for attention functions: windows, sink tokens, chunks and logit sinks.
@@ -332,9 +316,9 @@ def sizes(queries: int, count: int) -> Iterator[tuple[int, int]]:
     yield from ((queries, count), (count, count), (1, count))
 
 
-def windows(subject: Subject, queries: int, count: int, window: int, sinks: int = 0, chunk: int = 0) -> None:
+def assert_window_attention(subject: Subject, queries: int, count: int, window: int, sinks: int = 0, chunk: int = 0) -> None:
     """Checks windowed attention over random tokens."""
-    query, keys, values = inputs(subject, *fitted(subject, queries, 4, 2, count, 8))
+    query, keys, values = inputs(subject, *nearest_shape(subject, queries, 4, 2, count, 8))
     got = subject.new("attention").window_attention(query, keys, values, scale=0.5, window=window, sinks=sinks, chunk=chunk)
     views = [seen(at, window, sinks, chunk) for at in range(count - queries, count)]
     want, bound = expected_attention(subject, query, keys, values, scale=0.5, views=views)
@@ -343,63 +327,54 @@ def windows(subject: Subject, queries: int, count: int, window: int, sinks: int 
 
 
 @check("WIN-01", "attention")
-def a_window_counts_the_querys_own_token(subject: Subject) -> None:
+def window_attention_counts_the_token_of_the_query(subject: Subject) -> None:
     for window in (1, 2, 5, 12, 13, 40):
         for queries, count in sizes(5, 12):
-            windows(subject, queries, count, window)
+            assert_window_attention(subject, queries, count, window)
 
 
 @check("WIN-05ac", "attention")
-def sinks_are_seen_besides_the_window(subject: Subject) -> None:
+def window_attention_includes_the_sinks(subject: Subject) -> None:
     for window, sinks in ((3, 2), (1, 4), (5, 11), (5, 12), (2, 1)):
         for queries, count in sizes(5, 12):
-            windows(subject, queries, count, window, sinks)
+            assert_window_attention(subject, queries, count, window, sinks)
 
 
 @check("WIN-07", "attention")
-def a_chunk_begins_where_the_last_one_ended(subject: Subject) -> None:
+def window_attention_with_chunks_starts_at_a_chunk_boundary(subject: Subject) -> None:
     for chunk in (4, 1, 5, 12, 13):
         for queries, count in (*sizes(5, 12), *sizes(2, 13)):
-            windows(subject, queries, count, chunk, chunk=chunk)
+            assert_window_attention(subject, queries, count, chunk, chunk=chunk)
 
 
 @check("WIN-08", "attention")
-def a_logit_sink_takes_its_share_once(subject: Subject) -> None:
-    for sink in SINKS:
-        for queries, count in ((1, 1), (3, 9), (1, 200)):
-            _shared_with(subject, queries, count, (sink,))
-
-
-@check("WIN-08", "attention")
-def each_query_head_has_a_sink_of_its_own(subject: Subject) -> None:
-    for queries, count in ((1, 1), (3, 9), (1, 70)):
-        _shared_with(subject, queries, count, SINKS[1:])
-
-
-def _shared_with(subject: Subject, queries: int, count: int, sinks: Sequence[float]) -> None:
-    for causal in (False, True) if queries <= count else (False,):
-        query, keys, values = inputs(subject, *fitted(subject, queries, 4, 2, count, 8))
-        sink = round_to(np.resize(np.array(sinks, np.float32), query.shape[1]), subject.dtype)
-        got = subject.new("attention").sink_attention(query, keys, values, scale=0.5, causal=causal, logit_sink=sink)
-        want, bound = expected_attention(subject, query, keys, values, scale=0.5, causal=causal, logit_sink=sink)
-        assert_within(got, want, bound, f"attention of {queries} queries over {count} tokens, with logit sinks {sink.tolist()}")
+def sink_attention_adds_one_logit_per_query_head_to_the_softmax(subject: Subject) -> None:
+    for queries, count in ((1, 1), (3, 9), (1, 200)):
+        for sinks in (*((sink,) for sink in SINKS), SINKS[1:]):  # the same logit for all heads, then different ones
+            for causal in (False, True):
+                query, keys, values = inputs(subject, *nearest_shape(subject, queries, 4, 2, count, 8))
+                sink = round_to(np.resize(np.array(sinks, np.float32), query.shape[1]), subject.dtype)
+                got = subject.new("attention").sink_attention(query, keys, values, scale=0.5, causal=causal, logit_sink=sink)
+                want, bound = expected_attention(subject, query, keys, values, scale=0.5, causal=causal, logit_sink=sink)
+                what = f"attention of {queries} queries over {count} tokens, with logit sinks {sink.tolist()}"
+                assert_within(got, want, bound, what)
 
 
 @check("LAW-18", "attention")
-def windows_end_where_they_should(subject: Subject) -> None:
+def window_attention_reads_both_ends_of_its_window(subject: Subject) -> None:
     for count, window, sinks, chunk in ((1300, 512, 0, 0), (700, 255, 4, 0), (1100, 256, 0, 256), (300, 299, 0, 0)):
-        ends_of_views(subject, 66, count, window, sinks, chunk)
+        assert_views(subject, 66, count, window, sinks, chunk)
 
 
 @check("LAW-18", "attention", real=True)
-def windows_of_models_end_where_they_should(subject: Subject) -> None:
+def window_attention_reads_both_ends_of_the_windows_of_models(subject: Subject) -> None:
     for count, window, sinks, chunk in ((9000, 4096, 0, 0), (5000, 1024, 128, 0), (16_400, 8192, 0, 8192)):
-        ends_of_views(subject, 130, count, window, sinks, chunk)
+        assert_views(subject, 130, count, window, sinks, chunk)
 
 
-def ends_of_views(subject: Subject, queries: int, count: int, window: int, sinks: int, chunk: int) -> None:
+def assert_views(subject: Subject, queries: int, count: int, window: int, sinks: int, chunk: int) -> None:
     """Checks that some of the last queries see exactly the tokens in their view, at both ends."""
-    _, heads, kv_heads, _, dim = fitted(subject, queries, 4, 2, count, 64)
+    _, heads, kv_heads, _, dim = nearest_shape(subject, queries, 4, 2, count, 64)
     rows = sorted({0, 1, 15, 16, 63, 64, queries - 2, queries - 1})[:dim]
     views = [seen(count - queries + row, window, sinks, chunk) for row in rows]
     keys, values = loud_at_ends(count, kv_heads, dim, views), normal(subject, count, kv_heads, dim)

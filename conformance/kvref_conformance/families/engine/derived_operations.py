@@ -12,37 +12,37 @@ from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.outcome import NotOffered
 
 
-def step_by_step(engine: ObjectProxy, session: int, count: int) -> list[int]:
+def generate_by_steps(engine: ObjectProxy, session: int, count: int) -> list[int]:
     if count < 1:
         raise NotOffered("generate of 0 tokens (derived from step)")
-    said = list[int]()
-    in_turn(lambda: said.extend(engine.step([session])) for _ in range(count))
-    return said
+    output = list[int]()
+    in_turn(lambda: output.extend(engine.step([session])) for _ in range(count))
+    return output
 
 
-def one_after_the_other(engine: ObjectProxy, sessions: Sequence[int]) -> list[int]:
-    said = list[int]()
+def step_by_generating(engine: ObjectProxy, sessions: Sequence[int]) -> list[int]:
+    output = list[int]()
 
-    def speak(session: int) -> None:
-        said.extend(engine.generate(session, 1))
+    def generate_one(session: int) -> None:
+        output.extend(engine.generate(session, 1))
 
-    in_turn(partial(speak, session) for session in sessions)
-    if len(said) < len(sessions):
+    in_turn(partial(generate_one, session) for session in sessions)
+    if len(output) < len(sessions):
         raise NotOffered("step at the end of a context (derived from generate, which returned fewer tokens)")
-    return said
+    return output
 
 
-def of_forks(engine: ObjectProxy, session: int, n: int, count: int) -> list[int]:
-    said = list[int]()
+def sample_by_forks(engine: ObjectProxy, session: int, n: int, count: int) -> list[int]:
+    output = list[int]()
     for _ in range(n):
         child = engine.fork(session)
-        said += engine.generate(child, count)
+        output += engine.generate(child, count)
         engine.close(child)
-    return said
+    return output
 
 
 DERIVED = (
-    DerivedOperation("generate", "ENG-02", ("step",), step_by_step),
-    DerivedOperation("step", "ENG-02", ("generate",), one_after_the_other),
-    DerivedOperation("sample", "ENG-08", ("fork", "generate", "close"), of_forks),
+    DerivedOperation("generate", "ENG-02", ("step",), generate_by_steps),
+    DerivedOperation("step", "ENG-02", ("generate",), step_by_generating),
+    DerivedOperation("sample", "ENG-08", ("fork", "generate", "close"), sample_by_forks),
 )

@@ -31,39 +31,42 @@ class SessionModel:
     tokens: list[int] = field(default_factory=list)
     next: int | None = None
     clause: str = "ENG-01"
-    spoke: bool = False
+    has_generated: bool = False
 
-    def told(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
-        for said in self.oracle.extend(tokens)[-1:]:
-            self.next = said
+        for token in self.oracle.extend(tokens)[-1:]:
+            self.next = token
 
     def blame(self, clause: str) -> None:
         self.clause = max(self.clause, clause, key=BLAMED.index)
 
     def copy(self) -> "SessionModel":
-        return SessionModel(self.oracle.upto(len(self.tokens)), list(self.tokens), self.next, self.clause, self.spoke)
+        return SessionModel(self.oracle.upto(len(self.tokens)), list(self.tokens), self.next, self.clause, self.has_generated)
 
-    def goes_on(self, count: int) -> list[int] | None:
+    def continuation(self, count: int) -> list[int] | None:
         """The next `count` tokens, or None if one of them depends on rounding."""
-        ahead = self.copy()
-        while len(ahead.tokens) < len(self.tokens) + count:
-            if ahead.next is None:
+        future = self.copy()
+        while len(future.tokens) < len(self.tokens) + count:
+            if future.next is None:
                 return None
-            ahead.told([ahead.next])
-        return ahead.tokens[len(self.tokens) :]
+            future.append([future.next])
+        return future.tokens[len(self.tokens) :]
 
-    def first_wrong(self, said: Sequence[int]) -> tuple[int, int] | None:
+    def first_wrong_token(self, output: Sequence[int]) -> tuple[int, int] | None:
         """The index of the first wrong token and the required token, or None if all are valid."""
-        right = [self.next, *self.oracle.upto(len(self.tokens)).extend(said)]
-        return next(((place, want) for place, want in enumerate(right[: len(said)]) if want not in (None, said[place])), None)
+        required = [self.next, *self.oracle.upto(len(self.tokens)).extend(output)]
+        for place, (want, token) in enumerate(zip(required, output, strict=False)):
+            if want is not None and want != token:
+                return place, want
+        return None
 
 
-def shown(said: Sequence[int], last: int) -> str:
+def token_text(tokens: Sequence[int], last: int) -> str:
     """Text of the tokens followed by `last`. Only the latest SHOWN tokens are printed."""
-    if len(said) <= SHOWN:
-        return show([*said, last])
-    return f"[... {len(said) - SHOWN} tokens, {', '.join(map(str, [*said[-SHOWN:], last]))}]"
+    if len(tokens) <= SHOWN:
+        return show([*tokens, last])
+    return f"[... {len(tokens) - SHOWN} tokens, {', '.join(map(str, [*tokens[-SHOWN:], last]))}]"
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class GeneratedTokens(AcceptedOrError):
     short: bool = False
 
     def wire(self) -> dict[str, Any]:
-        certain = [session.goes_on(self.each) for session in self.sessions]
+        certain = [session.continuation(self.each) for session in self.sessions]
         if self.kinds:
             return super().wire()
         return {"any": True} if None in certain else {"ok": [token for each in certain for token in each or ()]}
@@ -85,15 +88,15 @@ class GeneratedTokens(AcceptedOrError):
         if len(ok) != count:
             raise Broken(op, f"{count} tokens", f"{len(ok)}: {show(list(ok))}", "ENG-11" if self.short else self.clause)
         for number, session in enumerate(self.sessions):
-            said = list(ok[number * self.each : (number + 1) * self.each])
-            if wrong := session.first_wrong(said):
-                place, right = wrong
+            output = list(ok[number * self.each : (number + 1) * self.each])
+            if wrong := session.first_wrong_token(output):
+                place, token = wrong
                 clause = self.clause if session.clause == "ENG-01" else session.clause
-                raise Broken(op, shown(said[:place], right), shown(said[:place], said[place]), clause)
+                raise Broken(op, token_text(output[:place], token), token_text(output[:place], output[place]), clause)
 
 
 @dataclass(frozen=True)
-class NewOrRefused(AcceptedOrError):
+class NewSessionOrError(AcceptedOrError):
     """A new session number, or an error because the cache is full. others: the numbers already in use."""
 
     says: str = ""
@@ -113,7 +116,7 @@ class Engine(ReferenceModel):
         self.canary: Canary = sized(**sizes)
         self.cache_tokens = cache_tokens
         self.sessions: dict[int, SessionModel] = {}
-        self.gone: list[list[int]] = []  # the tokens of the closed sessions
+        self.closed_tokens: list[list[int]] = []  # of each closed session
         self.saved: dict[int, SessionModel] = {}
 
     def looks(self) -> list[Look]:
@@ -121,7 +124,7 @@ class Engine(ReferenceModel):
 
     def open(self) -> Expectation:
         then = self.did("open", lambda ok: self.sessions.update({ok: SessionModel(Oracle(self.canary))}))
-        return AnyOf("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+        return AnyOf("ENG-10", then, says=self._new_session_text, accepts=lambda ok: ok not in self.sessions)
 
     def length(self, session: Any) -> Expectation:
         if session not in self.sessions:
@@ -129,12 +132,12 @@ class Engine(ReferenceModel):
         return ExactValue(self.blame("length"), value=len(self.sessions[session].tokens))
 
     def extend(self, session: Any, tokens: Any) -> Expectation:
-        told = self.sessions.get(session)
+        state = self.sessions.get(session)
         wrong = [each for token in tokens for each in not_in_range(token, self.canary.vocabulary, "TokenOutOfRange")]
-        if told is None:
+        if state is None:
             too_long = [("CapacityExceeded", "ENG-11")] if len(tokens) > self.canary.context else []
             return self.refuse([("SequenceNotFound", "ENG-10"), *wrong, *too_long])
-        if len(told.tokens) + len(tokens) > self.canary.context:
+        if len(state.tokens) + len(tokens) > self.canary.context:
             wrong.append(("CapacityExceeded", "ENG-11"))
         if wrong and not self._fits({session: len(tokens)}):  # the implementation may check for room first
             wrong.append(("OutOfBlocks", "ENG-06"))
@@ -142,83 +145,85 @@ class Engine(ReferenceModel):
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
-            if told.tokens:
-                told.blame("ENG-07" if told.spoke else "ENG-03")
-            elif any(other[:PREFIX] == tokens[:PREFIX] for other in self._others(told)):
-                told.blame("ENG-04")
-            told.told(tokens)
+            if state.tokens:
+                state.blame("ENG-07" if state.has_generated else "ENG-03")
+            elif any(other[:PREFIX] == tokens[:PREFIX] for other in self._other_tokens(state)):
+                state.blame("ENG-04")
+            state.append(tokens)
 
         then = self.did("extend", change)
-        return Expectation("ENG-06", then) if self._fits({session: len(tokens)}) else self._full(then)
+        if self._fits({session: len(tokens)}):
+            return Expectation("ENG-06", then)
+        return AcceptedOrError("ENG-06", then, kinds=("OutOfBlocks",), refused=self._refused)
 
     def generate(self, session: Any, count: Any) -> Expectation:
         def change(ok: Any) -> None:
-            told.told(ok)
-            told.spoke = True
+            state.append(ok)
+            state.has_generated = True
 
-        if wrong := self._cannot_speak(session, count):
+        if wrong := self._generation_errors(session, count):
             return self.refuse(wrong)
-        told = self.sessions[session]
-        return self._says(told.clause, self.did("generate", change), session, 1, count, [])
+        state = self.sessions[session]
+        return self._expected_tokens(state.clause, self.did("generate", change), session, 1, count, [])
 
     def sample(self, session: Any, n: Any, count: Any) -> Expectation:
-        wrong, times = self._cannot_speak(session, count), not_in_range(n, None, "PositionOutOfRange")
+        wrong, times = self._generation_errors(session, count), not_in_range(n, None, "PositionOutOfRange")
         if wrong or times:  # the implementation may check for room first
-            full = [] if wrong else [(kind, "ENG-06") for kind in self._in_the_way(session, count, [])]
+            full = [] if wrong else [(kind, "ENG-06") for kind in self._room_errors(session, count, [])]
             return self.refuse([*wrong, *times, *full])
-        told = self.sessions[session]
-        copies = [len(told.tokens) + count] * n
-        return self._says("ENG-08", self.did("sample", lambda ok: told.blame("ENG-08")), session, n, count, copies)
+        state = self.sessions[session]
+        copies = [len(state.tokens) + count] * n
+        return self._expected_tokens("ENG-08", self.did("sample", lambda ok: state.blame("ENG-08")), session, n, count, copies)
 
     def cancel(self, session: Any, count: Any) -> Expectation:
-        if wrong := self._cannot_speak(session, count):
+        if wrong := self._generation_errors(session, count):
             return self.refuse(wrong)
         then = self.did("cancel", lambda ok: self._blame_all("ENG-05"))
-        if kinds := self._in_the_way(session, count, [len(self.sessions[session].tokens) + count]):
+        if kinds := self._room_errors(session, count, [len(self.sessions[session].tokens) + count]):
             return AcceptedOrError("ENG-05", then, kinds=kinds, refused=self._refused)
         return Expectation("ENG-05", then)
 
-    def _cannot_speak(self, session: Any, count: Any) -> list[tuple[str, str]]:
+    def _generation_errors(self, session: Any, count: Any) -> list[tuple[str, str]]:
         """The errors that generating `count` tokens in this session must raise, with their clauses."""
         wrong = not_in_range(count, None, "PositionOutOfRange")
         if session not in self.sessions:
             return [("SequenceNotFound", "ENG-10"), *wrong]
         return wrong or ([] if self.sessions[session].tokens else [("PositionOutOfRange", "ENG-01")])
 
-    def _in_the_way(self, session: Any, count: int, copies: Sequence[int]) -> tuple[str, ...]:
+    def _room_errors(self, session: Any, count: int, copies: Sequence[int]) -> tuple[str, ...]:
         """The errors that generating `count` tokens may raise for lack of room, if copies of these lengths exist meanwhile."""
         room = min(count, self.canary.context - len(self.sessions[session].tokens))
         fits = self._fits({session: room} | {NEW - number: length for number, length in enumerate(copies)})
         return (*(["CapacityExceeded"] if room < count else []), *([] if fits else ["OutOfBlocks"]))
 
-    def _says(
+    def _expected_tokens(
         self, clause: str, then: Callable[[Any], None], session: Any, n: int, count: int, copies: Sequence[int]
     ) -> Expectation:
         """n times the next `count` tokens, or fewer if the context ends."""
-        told = self.sessions[session]
-        room = min(count, self.canary.context - len(told.tokens))
+        state = self.sessions[session]
+        room = min(count, self.canary.context - len(state.tokens))
         return GeneratedTokens(
-            clause, then, self._in_the_way(session, count, copies), self._refused, [told] * n, room, room < count
+            clause, then, self._room_errors(session, count, copies), self._refused, [state] * n, room, room < count
         )
 
     def step(self, sessions: Any) -> Expectation:
-        told = [self.sessions[session] for session in sessions if session in self.sessions]
-        wrong = [("SequenceNotFound", "ENG-10")] if len(told) < len(sessions) else []
-        wrong += [("PositionOutOfRange", "ENG-01")] if any(not each.tokens for each in told) else []
-        wrong += [("CapacityExceeded", "ENG-11")] if any(len(each.tokens) == self.canary.context for each in told) else []
+        states = [self.sessions[session] for session in sessions if session in self.sessions]
+        wrong = [("SequenceNotFound", "ENG-10")] if len(states) < len(sessions) else []
+        wrong += [("PositionOutOfRange", "ENG-01")] if any(not each.tokens for each in states) else []
+        wrong += [("CapacityExceeded", "ENG-11")] if any(len(each.tokens) == self.canary.context for each in states) else []
         if wrong and not self._fits({each: 1 for each in sessions if each in self.sessions}):
             wrong.append(("OutOfBlocks", "ENG-06"))
         if wrong:
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
-            for each, token in zip(told, ok, strict=True):
-                each.blame("ENG-02" if len(told) > 1 else "ENG-01")
-                each.told([token])
-                each.spoke = True
+            for each, token in zip(states, ok, strict=True):
+                each.blame("ENG-02" if len(states) > 1 else "ENG-01")
+                each.append([token])
+                each.has_generated = True
 
         kinds = () if self._fits(dict.fromkeys(sessions, 1)) else ("OutOfBlocks",)
-        return GeneratedTokens("ENG-02", self.did("step", change), kinds, self._refused, told, 1)
+        return GeneratedTokens("ENG-02", self.did("step", change), kinds, self._refused, states, 1)
 
     def fork(self, session: Any) -> Expectation:
         if session not in self.sessions:
@@ -229,87 +234,80 @@ class Engine(ReferenceModel):
             parent.blame("ENG-08")
             self.sessions[ok] = parent.copy()
 
-        then = self.did("fork", change)
-        if not self._fits({NEW: len(parent.tokens)}):
-            return self._new_or_full(then)
-        return AnyOf("ENG-08", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+        return self._new_copy("ENG-08", self.did("fork", change), parent)
 
     def save(self, session: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse([("SequenceNotFound", "ENG-10")])
-        told = self.sessions[session]
-        then = self.did("save", lambda ok: self.saved.update({ok: told.copy()}))
-        equal = [saved for saved, kept in self.saved.items() if kept.tokens == told.tokens]  # may be the same copy
+        state = self.sessions[session]
+        then = self.did("save", lambda ok: self.saved.update({ok: state.copy()}))
+        equal = [saved for saved, copy in self.saved.items() if copy.tokens == state.tokens]  # may be the same copy
         says = f"a number not among {sorted(self.saved.keys() - equal)}"
         return AnyOf("ENG-10", then, says=says, accepts=lambda ok: ok in equal or ok not in self.saved)
 
     def load(self, saved: Any) -> Expectation:
         if saved not in self.saved:
             return self.refuse([("SequenceNotFound", "ENG-10")])
-        kept = self.saved[saved]
 
         def change(ok: Any) -> None:
-            self.sessions[ok] = kept.copy()
+            self.sessions[ok] = self.saved[saved].copy()
             self.sessions[ok].blame("ENG-10")
 
-        then = self.did("load", change)
-        if not self._fits({NEW: len(kept.tokens)}):
-            return self._new_or_full(then)
-        return AnyOf("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+        return self._new_copy("ENG-10", self.did("load", change), self.saved[saved])
 
     def truncate(self, session: Any, length: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse(
                 [("SequenceNotFound", "ENG-10"), *not_in_range(length, self.canary.context + 1, "PositionOutOfRange")]
             )
-        told = self.sessions[session]
-        if wrong := not_in_range(length, len(told.tokens) + 1, "PositionOutOfRange", "ENG-10"):
+        state = self.sessions[session]
+        if wrong := not_in_range(length, len(state.tokens) + 1, "PositionOutOfRange", "ENG-10"):
             return self.refuse(wrong)
-        return Expectation("ENG-10", self.did("truncate", lambda ok: self._anew(session, told.tokens[:length])))
+        return Expectation("ENG-10", self.did("truncate", lambda ok: self._replace_tokens(session, state.tokens[:length])))
 
     def remove(self, session: Any, start: Any, stop: Any) -> Expectation:
-        known = session in self.sessions
-        length = len(self.sessions[session].tokens) if known else self.canary.context  # an unknown session can have any length
+        exists = session in self.sessions
+        length = len(self.sessions[session].tokens) if exists else self.canary.context  # an unknown session can have any length
         wrong = not_in_range(stop, length + 1, "PositionOutOfRange", "ENG-10")
         wrong += not_in_range(start, None if wrong else stop + 1, "PositionOutOfRange", "ENG-10")
-        if wrong or not known:
-            return self.refuse([*([] if known else [("SequenceNotFound", "ENG-10")]), *wrong])
-        told = self.sessions[session].tokens
-        return Expectation("ENG-10", self.did("remove", lambda ok: self._anew(session, told[:start] + told[stop:])))
+        if wrong or not exists:
+            return self.refuse([*([] if exists else [("SequenceNotFound", "ENG-10")]), *wrong])
+        tokens = self.sessions[session].tokens
+        return Expectation("ENG-10", self.did("remove", lambda ok: self._replace_tokens(session, tokens[:start] + tokens[stop:])))
 
     def close(self, session: Any) -> Expectation:
         if session not in self.sessions:
             return self.refuse([("SequenceNotFound", "ENG-10")])
 
         def change(ok: Any) -> None:
-            self.gone.append(self.sessions.pop(session).tokens)
+            self.closed_tokens.append(self.sessions.pop(session).tokens)
             self._blame_all("ENG-05")
 
         return Expectation("ENG-05", self.did("close", change))
 
     @property
-    def _new(self) -> str:
+    def _new_session_text(self) -> str:
         return f"a session not among {sorted(self.sessions)}"
 
-    def _anew(self, session: int, tokens: list[int]) -> None:
+    def _replace_tokens(self, session: int, tokens: list[int]) -> None:
         """Replace the session by a new one that contains only these tokens."""
-        told = SessionModel(Oracle(self.canary), clause="ENG-10", spoke=True)
-        told.told(tokens)
-        self.sessions[session] = told
+        state = SessionModel(Oracle(self.canary), clause="ENG-10", has_generated=True)
+        state.append(tokens)
+        self.sessions[session] = state
 
-    def _others(self, but: SessionModel) -> list[list[int]]:
-        return [*self.gone, *(each.tokens for each in self.sessions.values() if each is not but)]
+    def _other_tokens(self, but: SessionModel) -> list[list[int]]:
+        return [*self.closed_tokens, *(each.tokens for each in self.sessions.values() if each is not but)]
 
     def _fits(self, more: Mapping[int, int]) -> bool:
         """Whether the cache must have room for `more` tokens per session, even if it rounds each up to the coarsest blocks."""
-        lengths = Counter({session: len(told.tokens) for session, told in self.sessions.items()}) + Counter(more)
+        lengths = Counter({session: len(state.tokens) for session, state in self.sessions.items()}) + Counter(more)
         return sum(-(-length // COARSEST) * COARSEST for length in lengths.values()) <= self.cache_tokens
 
-    def _full(self, then: Callable[[Any], None]) -> Expectation:
-        return AcceptedOrError("ENG-06", then, kinds=("OutOfBlocks",), refused=self._refused)
-
-    def _new_or_full(self, then: Callable[[Any], None]) -> Expectation:
-        return NewOrRefused("ENG-06", then, ("OutOfBlocks",), self._refused, self._new, tuple(self.sessions))
+    def _new_copy(self, clause: str, then: Callable[[Any], None], state: SessionModel) -> Expectation:
+        """The number of a new session with the tokens of `state`, or OutOfBlocks if the cache may lack room for them."""
+        if self._fits({NEW: len(state.tokens)}):
+            return AnyOf(clause, then, says=self._new_session_text, accepts=lambda ok: ok not in self.sessions)
+        return NewSessionOrError("ENG-06", then, ("OutOfBlocks",), self._refused, self._new_session_text, tuple(self.sessions))
 
     def _refused(self) -> None:
         self.last = "refused"

@@ -28,14 +28,14 @@ class EngineStateMachine(FamilyStateMachine):
 
     @property
     def model(self) -> Engine:
-        found = self.models[self.objects[0]]
-        assert isinstance(found, Engine)
-        return found
+        model = self.models[self.objects[0]]
+        assert isinstance(model, Engine)
+        return model
 
     def session(self, index: int) -> int:
         """An existing session, or an unknown one for LAST or if no session exists."""
-        there = one_of(self.model.sessions, index)
-        return 1000 if there is None or index == LAST else there
+        session = one_of(self.model.sessions, index)
+        return 1000 if session is None or index == LAST else session
 
     def length(self, session: int) -> int:
         return len(self.model.sessions[session].tokens) if session in self.model.sessions else 0
@@ -44,8 +44,8 @@ class EngineStateMachine(FamilyStateMachine):
         """Period plus 2 distinct words (at least 14), then the second of them again, so that the next token is certain."""
         period, words = self.model.canary.period, self.model.canary.words
         count = max(period, 12) + 2
-        mixed = [FIRST_WORD + (number * 5 + place * 7) % words for place in range(count)]
-        return [BOS, *mixed, mixed[1]]
+        prompt = [FIRST_WORD + (number * 5 + place * 7) % words for place in range(count)]
+        return [BOS, *prompt, prompt[1]]
 
     @precondition(lambda self: self.objects)
     @rule(number=st.integers(0, PROMPTS - 1), cut=st.sampled_from((0, 1, 5, 13)))
@@ -54,8 +54,8 @@ class EngineStateMachine(FamilyStateMachine):
         if self.objects and len(self.model.sessions) < 4:
             session = self.call("open", self.objects[0])
             tokens = self.prompt(number)
-            for piece in (tokens[:cut], tokens[cut:]) if cut else (tokens,):
-                self.call("extend", self.objects[0], session=session, tokens=piece)
+            for chunk in (tokens[:cut], tokens[cut:]) if cut else (tokens,):
+                self.call("extend", self.objects[0], session=session, tokens=chunk)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, number=st.integers(0, PROMPTS - 1), count=COUNT)
@@ -154,83 +154,83 @@ def session(call: ModelCall) -> SessionModel:
     return model.sessions[call.args["session"]]
 
 
-def told(call: ModelCall) -> int:
-    """Number of tokens in the session of a call."""
+def length(call: ModelCall) -> int:
+    """The number of tokens in the session of a call."""
     return len(session(call).tokens)
 
 
 @state("engine", "extend")
-def a_prompt_comes_in_pieces(call: ModelCall) -> bool:
-    return told(call) > 0 and not session(call).spoke
+def prompt_in_chunks(call: ModelCall) -> bool:
+    return length(call) > 0 and not session(call).has_generated
 
 
 @state("engine", "extend")
-def a_session_goes_on_that_has_spoken(call: ModelCall) -> bool:
-    return session(call).spoke and len(call.args["tokens"]) > 0
+def extend_after_generate(call: ModelCall) -> bool:
+    return session(call).has_generated and len(call.args["tokens"]) > 0
 
 
 @state("engine", "extend")
-def a_session_begins_as_one_did_that_is_gone(call: ModelCall) -> bool:
+def prompt_of_a_closed_session(call: ModelCall) -> bool:
     model: Engine = call.model
-    return told(call) == 0 and any(gone[:8] == call.args["tokens"][:8] for gone in model.gone)
+    return length(call) == 0 and any(tokens[:8] == call.args["tokens"][:8] for tokens in model.closed_tokens)
 
 
 @state("engine", "generate")
-def it_speaks_beyond_a_block_of_sixteen(call: ModelCall) -> bool:
-    return told(call) % 16 + len(call.ok) > 16
+def generate_past_a_block_of_16(call: ModelCall) -> bool:
+    return length(call) % 16 + len(call.ok) > 16
 
 
 @state("engine", "generate")
-def it_is_cut_short_by_the_end_of_the_context(call: ModelCall) -> bool:
+def generate_to_the_end_of_the_context(call: ModelCall) -> bool:
     return bool(len(call.ok) < call.args["count"])
 
 
 @state("engine", "step")
-def sessions_of_different_lengths_speak_together(call: ModelCall) -> bool:
+def step_of_sessions_of_different_lengths(call: ModelCall) -> bool:
     model: Engine = call.model
     return len({len(model.sessions[session].tokens) for session in call.args["sessions"]}) > 1
 
 
 @state("engine", "generate", "step")
-def one_speaks_that_is_a_fork_or_was_forked(call: ModelCall) -> bool:
+def generate_in_a_fork_or_its_parent(call: ModelCall) -> bool:
     model: Engine = call.model
-    speaking = call.args["sessions"] if "sessions" in call.args else [call.args["session"]]
-    return any(model.sessions[session].clause in ("ENG-08", "ENG-10") for session in speaking)
+    sessions = call.args["sessions"] if "sessions" in call.args else [call.args["session"]]
+    return any(model.sessions[session].clause in ("ENG-08", "ENG-10") for session in sessions)
 
 
 @state("engine", "fork")
-def a_fork_is_made_in_the_middle_of_a_block(call: ModelCall) -> bool:
-    return told(call) % 16 != 0
+def fork_inside_a_block(call: ModelCall) -> bool:
+    return length(call) % 16 != 0
 
 
 @state("engine", "sample")
-def several_answer_out_of_a_block_that_is_partly_filled(call: ModelCall) -> bool:
-    return told(call) % 16 != 0 and call.args["n"] > 1 and len(call.ok) > 0
+def sample_from_a_partly_filled_block(call: ModelCall) -> bool:
+    return length(call) % 16 != 0 and call.args["n"] > 1 and len(call.ok) > 0
 
 
 @state("engine", "cancel")
-def one_is_cut_off_while_others_speak(call: ModelCall) -> bool:
+def cancel_beside_other_sessions(call: ModelCall) -> bool:
     model: Engine = call.model
-    return call.args["count"] > 0 and any(each.spoke for each in model.sessions.values())
+    return call.args["count"] > 0 and any(each.has_generated for each in model.sessions.values())
 
 
 @state("engine", "load")
-def one_is_loaded_that_was_closed_since(call: ModelCall) -> bool:
+def load_of_a_closed_session(call: ModelCall) -> bool:
     model: Engine = call.model
-    return model.saved[call.args["saved"]].tokens in model.gone
+    return model.saved[call.args["saved"]].tokens in model.closed_tokens
 
 
 @state("engine", "truncate")
-def some_tokens_go_and_some_stay(call: ModelCall) -> bool:
-    return bool(0 < call.args["length"] < told(call))
+def truncate_to_a_shorter_length(call: ModelCall) -> bool:
+    return bool(0 < call.args["length"] < length(call))
 
 
 @state("engine", "remove")
-def tokens_go_from_the_middle(call: ModelCall) -> bool:
-    return bool(0 < call.args["start"] < call.args["stop"] < told(call))
+def remove_in_the_middle(call: ModelCall) -> bool:
+    return bool(0 < call.args["start"] < call.args["stop"] < length(call))
 
 
 @state("engine", "close")
-def one_goes_while_others_speak(call: ModelCall) -> bool:
+def close_beside_other_sessions(call: ModelCall) -> bool:
     model: Engine = call.model
-    return sum(each.spoke for each in model.sessions.values()) > 1
+    return sum(each.has_generated for each in model.sessions.values()) > 1

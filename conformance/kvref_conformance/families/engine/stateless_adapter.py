@@ -28,44 +28,44 @@ class WholePrompts(ABC):
         return session
 
     def close(self, session: int) -> None:
-        self._known(session)
+        self._session_tokens(session)
         del self._tokens[session]
 
     def length(self, session: int) -> int:
-        return len(self._known(session))
+        return len(self._session_tokens(session))
 
     def extend(self, session: int, tokens: Sequence[int]) -> None:
-        told = self._known(session)
+        prompt = self._session_tokens(session)
         if not all(0 <= token < self.canary.vocabulary for token in tokens):
             raise NotOffered("tokens outside the vocabulary")
-        self._room(told, len(tokens))
-        told.extend(int(token) for token in tokens)
+        self._check_room(prompt, len(tokens))
+        prompt.extend(int(token) for token in tokens)
 
     def generate(self, session: int, count: int) -> list[int]:
-        told = self._known(session, speaks=True)
+        tokens = self._session_tokens(session, generates=True)
         if not in_range(count, None, PositionOutOfRange, "count"):
             return []
-        self._room(told, count)
-        (said,) = self.complete([told], count)
-        told += said
-        return said
+        self._check_room(tokens, count)
+        (output,) = self.complete([tokens], count)
+        tokens += output
+        return output
 
     def step(self, sessions: Sequence[int]) -> list[int]:
-        told = [self._known(session, speaks=True) for session in sessions]
-        for tokens in told:
-            self._room(tokens, 1)
-        said = [tokens[0] for tokens in self.complete(told, 1)] if told else []
-        for tokens, token in zip(told, said, strict=True):
+        prompts = [self._session_tokens(session, generates=True) for session in sessions]
+        for tokens in prompts:
+            self._check_room(tokens, 1)
+        output = [tokens[0] for tokens in self.complete(prompts, 1)] if prompts else []
+        for tokens, token in zip(prompts, output, strict=True):
             tokens.append(token)
-        return said
+        return output
 
-    def _room(self, told: Sequence[int], count: int) -> None:
-        if len(told) + count > self.canary.context:
+    def _check_room(self, tokens: Sequence[int], count: int) -> None:
+        if len(tokens) + count > self.canary.context:
             raise NotOffered("more tokens than the context has room for")
 
-    def _known(self, session: int, speaks: bool = False) -> list[int]:
+    def _session_tokens(self, session: int, generates: bool = False) -> list[int]:
         if session not in self._tokens:
             raise SequenceNotFound(f"unknown session {session!r} (never opened, or already closed)")
-        if speaks and not self._tokens[session]:
+        if generates and not self._tokens[session]:
             raise PositionOutOfRange(f"session {session}: expected at least one token, got none")
         return self._tokens[session]

@@ -9,9 +9,9 @@ from kvref_conformance.families.rows.input_rows import (
     adversarial,
     formats_of_rows,
     largest,
-    rows_of,
-    spread,
-    taken,
+    representable_rows,
+    rows_containing,
+    rows_of_allowed_width,
     toward_zero,
     widths,
 )
@@ -78,14 +78,14 @@ def same_values(subject: Subject, got: NDArray, want: NDArray, what: str) -> Non
         assert_same(got + np.float32(0), want + np.float32(0), what)
 
 
-def assert_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, made: StoredRows | None = None) -> None:
+def assert_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, scales: StoredRows | None = None) -> None:
     """Raises Broken unless codes are those of the definition, or admissible at level tolerant.
 
-    made: the stored rows whose scales the codes were made with; None for the scales of the definition.
+    scales: stored rows with the scales by which the numbers were divided; None for the scales of the definition.
     """
-    made = None if subject.level == "exact" else made
-    want = (oracle.store(rows, format, got) if made is None else oracle.as_made(rows, made, format)).codes
-    differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format, made))
+    scales = None if subject.level == "exact" else scales
+    want = (oracle.store(rows, format, got) if scales is None else oracle.as_made(rows, scales, format)).codes
+    differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format, scales))
     if len(differs):
         n, i = (int(index) for index in differs[0])
         kind = "" if subject.level == "exact" else " or another admissible code"
@@ -94,7 +94,7 @@ def assert_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, mad
 
 
 @check("FMT-LEVEL-01", "rows")
-def codes_and_scales_equal_the_definition(subject: Subject) -> None:
+def quantize_stores_the_codes_and_scales_of_the_definition(subject: Subject) -> None:
     if subject.level != "exact":
         raise NotOffered("level exact")
     for name in formats_of_rows(subject, *EVERY):
@@ -108,7 +108,7 @@ def codes_and_scales_equal_the_definition(subject: Subject) -> None:
 
 
 @check("FMT-LEVEL-02ab", "rows")
-def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None:
+def quantize_stores_admissible_codes_and_scales_within_one_ulp(subject: Subject) -> None:
     for name in formats_of_rows(subject, *EVERY):
         for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
@@ -120,7 +120,7 @@ def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None
                 raise Broken(f"{name} code of {float(rows[n, i])!r}", f"{want.codes[n, i]}, or admissible", str(got.codes[n, i]))
 
 
-def within_bound(subject: Subject, *formats: str) -> None:
+def assert_within_bound(subject: Subject, *formats: str) -> None:
     for name in formats_of_rows(subject, *formats):
         for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
@@ -135,43 +135,49 @@ def within_bound(subject: Subject, *formats: str) -> None:
 
 
 @check("FMT-LEVEL-03a", "rows")
-def every_value_read_is_within_the_bound(subject: Subject) -> None:
-    within_bound(subject, *EVERY)
+def dequantize_is_within_the_bound(subject: Subject) -> None:
+    assert_within_bound(subject, *EVERY)
 
 
 @check("FMT-LEVEL-03b", "rows")
-def a_later_larger_row_is_not_clipped_to_an_earlier_scale(subject: Subject) -> None:
+def quantize_does_not_clip_a_row_to_an_earlier_scale(subject: Subject) -> None:
     for name in subject.formats(*SYMMETRIC):
         small, large = np.full((1, 4), 0.5), np.array([[100.0, -300.0, 7.0, 0.0]])
         family = subject.new("rows")
-        for rows in (spread(subject, small), spread(subject, large)):
+        for rows in (rows_of_allowed_width(subject, small), rows_of_allowed_width(subject, large)):
             got = family.dequantize(*family.quantize(rows, name), rows.shape[1], name)
             assert_within(got, rows, np.abs(rows).max() / 8, f"{name} values of {rows.tolist()}")
 
 
 @check("FMT-LEVEL-05", "rows")
-def finite_rows_never_read_back_infinite(subject: Subject) -> None:
+def dequantize_of_finite_rows_is_finite(subject: Subject) -> None:
     most = largest(subject)
     ends = [[most, most], [1e5, 1e5], [most, 0.0], [-most, 1.0], [most, NEAR[0] * most], [most, NEAR[1] * most], [-1.0, most]]
     near = toward_zero(subject, np.array([most])) * np.linspace(1, 0.999, 20, dtype=np.float32)
     for row in np.concatenate([np.array(ends), np.stack([near, near / 3], axis=1)])[:, None]:
         for name in formats_of_rows(subject, *EVERY):
-            rows = spread(subject, np.concatenate([ORDINARY, row, ORDINARY]), name)
+            rows = rows_of_allowed_width(subject, np.concatenate([ORDINARY, row, ORDINARY]), name)
             with may_raise("NonFinite"):
                 got = read_back(subject, rows, rows.shape[1], name)
-                true(
-                    np.isfinite(got).all(),
-                    f"{row.tolist()} between rows of ones, in {name}",
-                    "finite values, or NonFinite",
-                    got.tolist(),
-                )
+                what = f"{row.tolist()} between rows of ones, in {name}"
+                true(np.isfinite(got).all(), what, "finite values, or NonFinite", got.tolist())
 
 
-def _widened(subject: Subject, dtype: str) -> None:
+@check("FMT-LEVEL-04a", "rows")
+def quantize_widens_float16(subject: Subject) -> None:
+    assert_widened(subject, "float16")
+
+
+@check("FMT-LEVEL-04a", "rows")
+def quantize_widens_bfloat16(subject: Subject) -> None:
+    assert_widened(subject, "bfloat16")
+
+
+def assert_widened(subject: Subject, dtype: str) -> None:
     """Compares rows of a dtype with the same rows in float32, or with the expected values if it does not accept float32."""
-    taken = subject.limits.dtypes("rows")
-    if dtype not in taken:
-        raise NotOffered(f"{dtype} arrays, where its limits say {' or '.join(taken)}")
+    dtypes = subject.limits.dtypes("rows")
+    if dtype not in dtypes:
+        raise NotOffered(f"{dtype} arrays, where its limits say {' or '.join(dtypes)}")
     for name in formats_of_rows(subject, *EVERY):
         (width,) = widths(subject, 6, format=name)
         rows = subject.rng.normal(size=(3, width)).astype(narrow(dtype))
@@ -180,24 +186,14 @@ def _widened(subject: Subject, dtype: str) -> None:
         except Exception as error:
             raise NotOffered(f"{dtype} arrays") from error
         got, wide = read_back(subject, own, width, name), rows.astype(np.float32)
-        if "float32" in taken:
+        if "float32" in dtypes:
             assert_same(got, read_back(subject, wide, width, name), f"{name} values of {dtype} rows, compared with float32 rows")
         else:
             read(subject, got, oracle.read_as(wide, name), f"{name} values of {dtype} rows")
 
 
-@check("FMT-LEVEL-04a", "rows")
-def float16_is_widened(subject: Subject) -> None:
-    _widened(subject, "float16")
-
-
-@check("FMT-LEVEL-04a", "rows")
-def bfloat16_is_widened(subject: Subject) -> None:
-    _widened(subject, "bfloat16")
-
-
 @check("FMT-LEVEL-04b", "rows")
-def float64_is_refused(subject: Subject) -> None:
+def quantize_of_float64_raises(subject: Subject) -> None:
     for name in formats_of_rows(subject, *EVERY):
         (width,) = widths(subject, 6, format=name)
         with raises("DtypeMismatch"):
@@ -205,24 +201,24 @@ def float64_is_refused(subject: Subject) -> None:
 
 
 @check("FMT-INT8-01", "rows")
-def the_scale_is_the_maximum_over_127(subject: Subject) -> None:
+def quantize_divides_the_maximum_by_127(subject: Subject) -> None:
     subject.formats("int8")
     maxima = np.concatenate([2.0 ** subject.rng.uniform(-30, 120, size=500), [0.0, 1e-6, 127 * 2.0**-23, 1.0, 127.0]])
-    rows = spread(subject, np.stack([maxima * f for f in (0.25, -1.0, 0.5)], axis=1))
+    rows = rows_of_allowed_width(subject, np.stack([maxima * f for f in (0.25, -1.0, 0.5)], axis=1))
     same_scale(subject, quantize_and_read(subject, rows, "int8").scale, oracle.store(rows, "int8").scale, "scales")
 
 
 @check("FMT-INT8-02ab", "rows")
-def codes_are_quotients_rounded_half_away(subject: Subject) -> None:
+def quantize_rounds_quotients_half_away_from_zero(subject: Subject) -> None:
     subject.formats("int8")
-    ties = rows_of(subject, [127.0], np.arange(-126, 126) + 0.5, 8)
+    ties = rows_containing(subject, [127.0], np.arange(-126, 126) + 0.5, 8)
     for rows in (ties, toward_zero(subject, ties), adversarial(subject, 64, "int8")):
         got = quantize_and_read(subject, rows, "int8")
         true(got.codes.min() >= -127, "the smallest code", "at least -127", got.codes.min())
         assert_codes(subject, got.codes, rows, "int8")
 
 
-def _value_is_decoded_times_scale(subject: Subject, name: str) -> None:
+def assert_values_are_codes_times_scales(subject: Subject, name: str) -> None:
     rows = adversarial(subject, 7, name)
     got = quantize_and_read(subject, rows, name)
     decoded = got.codes if name == "int8" else small_floats.decoded(name)[got.codes]
@@ -231,31 +227,31 @@ def _value_is_decoded_times_scale(subject: Subject, name: str) -> None:
 
 
 @check("FMT-INT8-03", "rows")
-def a_value_is_its_code_times_the_scale(subject: Subject) -> None:
+def dequantize_multiplies_code_and_scale(subject: Subject) -> None:
     subject.formats("int8")
-    _value_is_decoded_times_scale(subject, "int8")
+    assert_values_are_codes_times_scales(subject, "int8")
 
 
 @check("FMT-INT8-04ab", "rows")
-def a_row_of_zeros_has_codes_of_zero(subject: Subject) -> None:
+def quantize_of_zeros_stores_zeros(subject: Subject) -> None:
     subject.formats("int8")
-    rows = spread(subject, np.array([[0.0, -0.0, 0.0]]))
+    rows = rows_of_allowed_width(subject, np.array([[0.0, -0.0, 0.0]]))
     got = quantize_and_read(subject, rows, "int8")
     assert_equal(got.codes.tolist(), [[0] * rows.shape[1]], "codes of a row of zeros")
     assert_equal(got.values.tolist(), [[0.0] * rows.shape[1]], "values of a row of zeros")
 
 
 @check("FMT-INT8-05ab", "rows")
-def negating_a_row_negates_its_codes(subject: Subject) -> None:
+def quantize_of_a_negated_row_negates_its_codes(subject: Subject) -> None:
     subject.formats("int8")
     rows = adversarial(subject, 9, "int8")
-    one, other = quantize_and_read(subject, rows, "int8"), quantize_and_read(subject, -rows, "int8")
-    assert_same(other.codes, -one.codes, "codes of the negated rows")
-    assert_same(other.scale, one.scale, "scales of the negated rows")
+    positive, negative = quantize_and_read(subject, rows, "int8"), quantize_and_read(subject, -rows, "int8")
+    assert_same(negative.codes, -positive.codes, "codes of the negated rows")
+    assert_same(negative.scale, positive.scale, "scales of the negated rows")
 
 
 @check("FMT-INT8-06", "rows")
-def some_code_is_127(subject: Subject) -> None:
+def quantize_uses_the_code_127(subject: Subject) -> None:
     subject.formats("int8")
     rows = adversarial(subject, 9, "int8")
     rows = rows[np.abs(rows).max(axis=1) > 127 * 2.0**-23]
@@ -264,7 +260,7 @@ def some_code_is_127(subject: Subject) -> None:
 
 
 @check("FMT-INT8-07", "rows")
-def scaling_by_a_power_of_two_keeps_the_codes(subject: Subject) -> None:
+def quantize_of_rows_times_a_power_of_two_keeps_the_codes(subject: Subject) -> None:
     subject.formats("int8")
     rows = round_to_input_dtype(subject, subject.rng.normal(size=(50, subject.size("width", 9))))
     codes = quantize_and_read(subject, rows, "int8").codes
@@ -275,7 +271,7 @@ def scaling_by_a_power_of_two_keeps_the_codes(subject: Subject) -> None:
         assert_same(quantize_and_read(subject, scaled[exact], "int8").codes, codes[exact], f"codes of rows * 2^{power}")
 
 
-def _requantizing_is_a_fixed_point(subject: Subject, name: str) -> None:
+def assert_requantized(subject: Subject, name: str) -> None:
     once = quantize_and_read(subject, adversarial(subject, 9, name), name)
     values = np.asarray(once.values, dtype=np.float32)
     exact = (round_to_input_dtype(subject, values) == values).all(axis=1)  # values that the input dtype can represent
@@ -288,18 +284,18 @@ def _requantizing_is_a_fixed_point(subject: Subject, name: str) -> None:
 
 
 @check("FMT-INT8-08ab", "rows")
-def requantizing_changes_nothing(subject: Subject) -> None:
+def quantize_of_int8_values_returns_their_codes(subject: Subject) -> None:
     subject.formats("int8")
-    _requantizing_is_a_fixed_point(subject, "int8")
+    assert_requantized(subject, "int8")
 
 
 @check("FMT-INT8-09", "rows")
-def int8_values_are_within_half_a_step_and_rounding(subject: Subject) -> None:
-    within_bound(subject, "int8")
+def dequantize_of_int8_is_within_the_bound(subject: Subject) -> None:
+    assert_within_bound(subject, "int8")
 
 
 @check("FMT-FP8-08abc", "rows")
-def fp8_rows_are_scaled_clipped_and_encoded(subject: Subject) -> None:
+def quantize_scales_clips_and_encodes_fp8_rows(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         for width in widths(subject, 1, 5, 64):
             rows = adversarial(subject, width, name)
@@ -307,59 +303,53 @@ def fp8_rows_are_scaled_clipped_and_encoded(subject: Subject) -> None:
             same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales")
             assert_codes(subject, got.codes, rows, name)
             true(np.isfinite(got.values).all(), f"{name} values of finite rows", "finite values", got.values.max())
-        _value_is_decoded_times_scale(subject, name)
+        assert_values_are_codes_times_scales(subject, name)
 
 
 @check("FMT-FP8-09", "rows")
-def fp8_values_are_within_half_a_unit_and_rounding(subject: Subject) -> None:
-    within_bound(subject, *FP8)
+def dequantize_of_fp8_is_within_the_bound(subject: Subject) -> None:
+    assert_within_bound(subject, *FP8)
 
 
 @check("FMT-FP8-10ab", "rows")
-def requantizing_fp8_changes_nothing(subject: Subject) -> None:
+def quantize_of_fp8_values_returns_their_codes(subject: Subject) -> None:
     for name in subject.formats(*FP8):
-        _requantizing_is_a_fixed_point(subject, name)
+        assert_requantized(subject, name)
 
 
 # Checks of FMT-AFF: rows with a scale and a zero.
 
 
 @check("FMT-AFF-01ab", "rows")
-def scale_and_zero_span_the_row(subject: Subject) -> None:
+def quantize_stores_a_scale_and_zero_that_span_the_row(subject: Subject) -> None:
     for name in subject.formats(*AFFINE):
         for width in widths(subject, 1, 6, 33):
             rows = adversarial(subject, width, name)
             got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
             same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {width}")
-            assert_same(
-                got.zero + np.float32(0), want.zero + np.float32(0), f"{name} zeros of rows of {width}"
-            )  # 0 and -0 are equal
+            assert_within(got.zero, want.zero, 0, f"{name} zeros of rows of {width}")  # 0 and -0 are equal
 
 
 @check("FMT-AFF-01bc", "rows")
-def a_range_that_overflows_is_refused(subject: Subject) -> None:
+def quantize_of_a_range_beyond_float32_raises(subject: Subject) -> None:
     formats = subject.formats(*AFFINE)
     subject.need(width=3)
     if subject.dtype == "float16":
         raise NotOffered("float16 rows whose range overflows float32")
     for name in formats:
-        widest = spread(subject, np.array([[1.69e38, -1.69e38, 0.0]]))
-        same_scale(
-            subject,
-            quantize_and_read(subject, widest, name).scale,
-            oracle.store(widest, name).scale,
-            f"{name} scale of +-1.69e38",
-        )
+        widest = rows_of_allowed_width(subject, np.array([[1.69e38, -1.69e38, 0.0]]))
+        got, want = quantize_and_read(subject, widest, name), oracle.store(widest, name)
+        same_scale(subject, got.scale, want.scale, f"{name} scale of +-1.69e38")
         for wide in ([3e38, -3e38, 0.0], [-1.8e38, 0.0, 1.8e38]):
             with raises("NonFinite"):
-                subject.new("rows").quantize(spread(subject, np.array([[1.0, 2.0, 3.0], wide])), name)
+                subject.new("rows").quantize(rows_of_allowed_width(subject, np.array([[1.0, 2.0, 3.0], wide])), name)
 
 
 @check("FMT-AFF-02", "rows")
-def codes_are_rounded_half_away_and_clamped(subject: Subject) -> None:
+def quantize_rounds_affine_codes_half_away_and_clamps_them(subject: Subject) -> None:
     for name in subject.formats(*AFFINE):
         top = oracle.STEPS[name]
-        ties = rows_of(subject, [0.0, top], np.arange(0, top) + 0.5, top + 2)
+        ties = rows_containing(subject, [0.0, top], np.arange(0, top) + 0.5, top + 2)
         for rows in (ties, round_to_input_dtype(subject, ties + np.float32(1024)), adversarial(subject, 33, name)):
             got = quantize_and_read(subject, rows, name)
             true(got.codes.min() >= 0 and got.codes.max() <= top, f"{name} codes", f"in [0, {top + 1})", got.codes.max())
@@ -367,7 +357,7 @@ def codes_are_rounded_half_away_and_clamped(subject: Subject) -> None:
 
 
 @check("FMT-AFF-04", "rows")
-def a_value_is_rounded_twice(subject: Subject) -> None:
+def dequantize_of_affine_codes_rounds_twice(subject: Subject) -> None:
     for name in subject.formats(*AFFINE):
         rows = adversarial(subject, 33, name)
         got = quantize_and_read(subject, rows, name)
@@ -377,33 +367,34 @@ def a_value_is_rounded_twice(subject: Subject) -> None:
 
 
 @check("FMT-AFF-05", "rows")
-def a_constant_row_reads_back_exactly(subject: Subject) -> None:
+def dequantize_of_a_constant_row_is_exact(subject: Subject) -> None:
     for name in subject.formats(*AFFINE):
         constants = np.array([[0.0], [3.14159], [-1e-12], [1e30], [-7.0]])
-        rows = taken(subject, np.repeat(constants, subject.size("width", 5), axis=1)) + np.float32(0)  # -0.0 reads back as 0.0
+        rows = representable_rows(subject, np.repeat(constants, subject.size("width", 5), axis=1))
+        rows += np.float32(0)  # -0.0 reads back as 0.0
         got = quantize_and_read(subject, rows, name)
         assert_same(got.values, rows, f"{name} values of constant rows")
         assert_equal(int(got.codes.max()), 0, f"{name} codes of constant rows")
 
 
 @check("FMT-AFF-06a", "rows")
-def two_codes_share_a_byte_low_nibble_first(subject: Subject) -> None:
+def quantize_packs_two_codes_per_byte_low_nibble_first(subject: Subject) -> None:
     subject.formats("q4")
     for width in widths(subject, 1, 2, 6, 80, 96):
-        _packed(subject, width)
+        assert_packed(subject, width)
 
 
 @check("FMT-AFF-06b", "rows")
-def an_odd_row_is_padded(subject: Subject) -> None:
+def quantize_pads_an_odd_row(subject: Subject) -> None:
     subject.formats("q4")
     odd = [width for width in widths(subject, 1, 5, 33, 81) if width % 2]
     if not odd:
         raise NotOffered("rows of an odd width")
     for width in odd:
-        _packed(subject, width)
+        assert_packed(subject, width)
 
 
-def _packed(subject: Subject, width: int) -> None:
+def assert_packed(subject: Subject, width: int) -> None:
     family, rows = subject.new("rows"), subject.rng.integers(0, 16, size=(3, width)).astype(np.float32)
     if width > 1:
         rows[:, 0], rows[:, 1] = 0, 15
@@ -416,20 +407,18 @@ def _packed(subject: Subject, width: int) -> None:
 
 
 @check("FMT-AFF-07", "rows")
-def affine_values_are_within_half_a_step_and_rounding(subject: Subject) -> None:
-    within_bound(subject, *AFFINE)
+def dequantize_of_affine_codes_is_within_the_bound(subject: Subject) -> None:
+    assert_within_bound(subject, *AFFINE)
 
 
 @check("FMT-AFF-08", "rows")
-def no_padding_counts_in_the_range(subject: Subject) -> None:
+def quantize_excludes_padding_from_the_range(subject: Subject) -> None:
     for name in subject.formats(*AFFINE):
         for width in widths(subject, 3, 5, 80, 96):
             for low in (100.0, -200.0):
                 rows = round_to_input_dtype(subject, low + subject.rng.uniform(0, 1, size=(2, width)))
                 got = quantize_and_read(subject, rows, name)
-                assert_same(
-                    got.zero + np.float32(0), rows.min(axis=1) + np.float32(0), f"{name} zeros of rows of {width} near {low}"
-                )
+                assert_within(got.zero, rows.min(axis=1), 0, f"{name} zeros of rows of {width} near {low}")
                 same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales of rows of {width} near {low}")
 
 
@@ -437,7 +426,7 @@ def no_padding_counts_in_the_range(subject: Subject) -> None:
 
 
 @check("LAW-16", "rows")
-def rows_are_left_alone(subject: Subject) -> None:
+def quantize_does_not_modify_its_argument(subject: Subject) -> None:
     subject.in_this_process()
     for name in formats_of_rows(subject, *EVERY):
         rows = round_to_input_dtype(subject, subject.rng.normal(size=(3, *widths(subject, 5, format=name))))
@@ -449,7 +438,7 @@ def rows_are_left_alone(subject: Subject) -> None:
 # Checks of LAW-18: rows as long as all heads of a token together, and as many rows as the tokens of a prompt.
 
 
-def judged(subject: Subject, count: int, wanted: int) -> None:
+def assert_quantized(subject: Subject, count: int, wanted: int) -> None:
     """Checks every format at the allowed width nearest to `wanted`. The largest number of each row is its last."""
     for name in formats_of_rows(subject, *EVERY):
         (width,) = widths(subject, wanted, format=name)
@@ -461,30 +450,20 @@ def judged(subject: Subject, count: int, wanted: int) -> None:
         if subject.level == "exact":
             assert_same(got.values, want.values, f"{name} values of {count} rows of {width}")
         else:
-            assert_within(
-                got.values,
-                rows,
-                oracle.bounds(rows, oracle.with_scales(rows, got, name), name)[1],
-                f"{name} values of {count} rows of {width}",
-            )
+            bound = oracle.bounds(rows, oracle.with_scales(rows, got, name), name)[1]
+            assert_within(got.values, rows, bound, f"{name} values of {count} rows of {width}")
 
 
 @check("LAW-18", "rows")
-def rows_are_quantized_to_their_end(subject: Subject) -> None:
-    for width in (1023, 1025, 4096, 8193):
-        judged(subject, 2, width)
-
-
-@check("LAW-18", "rows")
-def thousands_of_rows_are_quantized(subject: Subject) -> None:
-    for count in (1025, 4097):
-        judged(subject, count, 16)
+def quantize_stores_long_and_many_rows(subject: Subject) -> None:
+    for count, width in ((2, 1023), (2, 1025), (2, 4096), (2, 8193), (1025, 16), (4097, 16)):
+        assert_quantized(subject, count, width)
 
 
 @check("LAW-18", "rows", real=True)
-def rows_are_as_long_and_as_many_as_models_have_them(subject: Subject) -> None:
-    judged(subject, 3, 70_001)
-    judged(subject, 70_001, 8)
+def quantize_stores_rows_of_the_sizes_of_models(subject: Subject) -> None:
+    assert_quantized(subject, 3, 70_001)
+    assert_quantized(subject, 70_001, 8)
 
 
 # Checks of FMT-STATIC: FP8 with a given scale.
@@ -492,9 +471,9 @@ def rows_are_as_long_and_as_many_as_models_have_them(subject: Subject) -> None:
 SCALES = (1.0, 0.25, 0.037, 0.0011, 2.9)
 
 
-def handed(subject: Subject, format: str, scale: float) -> NDArray:
+def rows_for_scale(subject: Subject, format: str, scale: float) -> NDArray:
     (width,) = widths(subject, 64)
-    rows = taken(subject, given(subject.rng, width, format, scale))
+    rows = representable_rows(subject, given(subject.rng, width, format, scale))
     if not len(rows):
         raise NotOffered(f"rows in a dtype with the range of a scale of {scale}")
     return rows
@@ -521,15 +500,15 @@ def assert_static_codes(subject: Subject, got: NDArray, rows: NDArray, format: s
 
 
 @check("FMT-STATIC-01", "rows")
-def codes_are_quotients_by_the_scale_that_is_given(subject: Subject) -> None:
+def quantize_divides_by_the_static_scale(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
         for scale in SCALES:
-            rows = handed(subject, name, scale)
+            rows = rows_for_scale(subject, name, scale)
             assert_static_codes(subject, quantize_with_static_scale(subject, rows, name, scale).codes, rows, name, scale)
 
 
 @check("FMT-STATIC-02", "rows")
-def what_lies_beyond_the_range_is_clipped(subject: Subject) -> None:
+def quantize_clips_to_the_range_of_the_static_scale(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
         for scale in (1.0, 0.0011):
             most = np.float32(small_floats.MAX[element_of(name)]) * np.float32(scale)
@@ -544,21 +523,20 @@ def what_lies_beyond_the_range_is_clipped(subject: Subject) -> None:
 
 
 @check("FMT-STATIC-03", "rows")
-def a_value_is_its_code_times_the_scale_that_is_given(subject: Subject) -> None:
+def dequantize_multiplies_code_and_static_scale(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
-        worth = small_floats.decoded(element_of(name))
-        codes = np.flatnonzero(np.isfinite(worth)).astype(np.uint8)
+        numbers = small_floats.decoded(element_of(name))
+        codes = np.flatnonzero(np.isfinite(numbers)).astype(np.uint8)
         (width,) = widths(subject, 64)
         codes = np.resize(codes, (-(-len(codes) // width), width))
         for scale in SCALES:
             got = subject.new("rows", given_scale=scale).dequantize(codes, None, None, width, name)
-            same_values(
-                subject, got, static_scale.said(codes, name, scale), f"{name} values of every code with a scale of {scale}"
-            )
+            want = static_scale.said(codes, name, scale)
+            same_values(subject, got, want, f"{name} values of every code with a scale of {scale}")
 
 
 @check("FMT-STATIC-04", "rows")
-def nothing_is_learned_from_the_rows(subject: Subject) -> None:
+def quantize_with_a_static_scale_is_independent_of_other_rows(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
         family, (width,) = subject.new("rows", given_scale=0.5), widths(subject, 8)
         quiet, loud = (round_to_input_dtype(subject, subject.rng.normal(size=(2, width)) * factor) for factor in (0.01, 100.0))
@@ -571,7 +549,7 @@ def nothing_is_learned_from_the_rows(subject: Subject) -> None:
 
 
 @check("FMT-STATIC-05a", "rows")
-def a_scale_that_is_none_is_refused(subject: Subject) -> None:
+def new_with_an_invalid_static_scale_raises(subject: Subject) -> None:
     subject.formats(*STATIC)
     for wrong in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf")))):
         with raises("ConfigError"):
@@ -579,9 +557,9 @@ def a_scale_that_is_none_is_refused(subject: Subject) -> None:
 
 
 @check("FMT-STATIC-05c", "rows")
-def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
+def new_without_a_static_scale_uses_one(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
-        rows = handed(subject, name, 1.0)
+        rows = rows_for_scale(subject, name, 1.0)
         rows = rows[np.abs(rows).max(axis=1) <= small_floats.MAX[element_of(name)]]  # larger numbers belong to FMT-STATIC-02
         got = quantize_with_static_scale(subject, rows, name, None)
         assert_static_codes(subject, got.codes, rows, name, 1.0)
@@ -589,10 +567,10 @@ def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
 
 
 @check("FMT-STATIC-07", "rows")
-def static_values_are_within_the_bound(subject: Subject) -> None:
+def dequantize_with_a_static_scale_is_within_the_bound(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
         for scale in SCALES:
-            rows = handed(subject, name, scale)
+            rows = rows_for_scale(subject, name, scale)
             values = quantize_with_static_scale(subject, rows, name, scale).values
             bound = static_scale.bound(rows, static_scale.store(rows, name, scale), name)
             if subject.level == "tolerant":

@@ -1,4 +1,4 @@
-"""Checks of FMT-GGML: the cache types of llama.cpp, byte for byte."""
+"""Checks of formats with one scale per group: FMT-GGML (byte for byte), FMT-GROUP, FMT-SMALL, FMT-MX and FMT-ROT."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,13 +8,21 @@ import numpy as np
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.rows.checks import (
     assert_codes,
+    assert_within_bound,
     quantize_and_read,
     read_back,
     same_scale,
     same_values,
-    within_bound,
 )
-from kvref_conformance.families.rows.input_rows import adversarial, formats_of_rows, largest, spread, taken, widths
+from kvref_conformance.families.rows.input_rows import (
+    adversarial,
+    all_formats_of_rows,
+    formats_of_rows,
+    largest,
+    representable_rows,
+    rows_of_allowed_width,
+    widths,
+)
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import (
     GGML,
@@ -41,7 +49,7 @@ from kvref_conformance.testlib.registry import check
 
 
 @check("FMT-GGML-01", "rows")
-def blocks_read_as_their_bytes_say(subject: Subject) -> None:
+def dequantize_reads_the_bytes_of_ggml_blocks(subject: Subject) -> None:
     for name in formats_of_rows(subject, *GGML):
         (width,) = widths(subject, 64, format=name)
         size = ggml.LAYOUT[name].itemsize
@@ -52,7 +60,7 @@ def blocks_read_as_their_bytes_say(subject: Subject) -> None:
         same_values(subject, got, ggml.read(stored, name).values, f"{name} values of random bytes")
 
 
-def _as_ggml_makes_them(subject: Subject, *names: str) -> None:
+def assert_stored_as_ggml(subject: Subject, *names: str) -> None:
     for name in formats_of_rows(subject, *names):
         for width in widths(subject, 32, 128, format=name):
             rows = adversarial(subject, width, name)
@@ -64,41 +72,40 @@ def _as_ggml_makes_them(subject: Subject, *names: str) -> None:
 
 
 @check("FMT-GGML-02ab", "rows")
-def q8_0_is_made_with_the_reciprocal_of_its_scale(subject: Subject) -> None:
-    _as_ggml_makes_them(subject, "q8_0")
+def quantize_to_q8_0_multiplies_by_the_reciprocal_of_the_scale(subject: Subject) -> None:
+    assert_stored_as_ggml(subject, "q8_0")
 
 
 @check("FMT-GGML-03ab", "rows")
-def the_largest_magnitude_has_the_least_code(subject: Subject) -> None:
-    _as_ggml_makes_them(subject, "q4_0", "q5_0")
+def quantize_gives_the_largest_magnitude_the_least_code(subject: Subject) -> None:
+    assert_stored_as_ggml(subject, "q4_0", "q5_0")
 
 
 @check("FMT-GGML-04abc", "rows")
-def codes_count_from_the_least_value(subject: Subject) -> None:
-    _as_ggml_makes_them(subject, "q4_1", "q5_1")
+def quantize_counts_codes_from_the_least_value(subject: Subject) -> None:
+    assert_stored_as_ggml(subject, "q4_1", "q5_1")
 
 
 @check("FMT-GGML-05ab", "rows")
-def iq4_nl_takes_the_nearest_of_its_table(subject: Subject) -> None:
-    _as_ggml_makes_them(subject, "iq4_nl")
+def quantize_to_iq4_nl_uses_the_nearest_number_of_its_table(subject: Subject) -> None:
+    assert_stored_as_ggml(subject, "iq4_nl")
 
 
 @check("FMT-GGML-06", "rows")
-def values_of_blocks_are_within_the_bound(subject: Subject) -> None:
-    within_bound(subject, *GGML)
+def dequantize_of_ggml_blocks_is_within_the_bound(subject: Subject) -> None:
+    assert_within_bound(subject, *GGML)
 
 
 @check("FMT-GGML-07", "rows")
-def a_block_of_zeros_reads_back_as_zeros(subject: Subject) -> None:
+def dequantize_of_a_block_of_zeros_returns_zeros(subject: Subject) -> None:
     for name in formats_of_rows(subject, *GGML):
-        rows = spread(subject, taken(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]])), name)
+        rows = rows_of_allowed_width(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]]), name)
         values = quantize_and_read(subject, rows, name).values
         assert_same(np.abs(values), np.zeros_like(rows), f"{name} values of zeros and of numbers below every scale")
         if name in ("q4_1", "q5_1"):
-            rows = spread(subject, taken(subject, np.array([[5.0], [-3.0]])), name)
-            assert_same(
-                quantize_and_read(subject, rows, name).values, rows, f"{name} values of rows of equal numbers, whose scale is 0"
-            )
+            rows = rows_of_allowed_width(subject, np.array([[5.0], [-3.0]]), name)
+            values = quantize_and_read(subject, rows, name).values
+            assert_same(values, rows, f"{name} values of rows of equal numbers, whose scale is 0")
 
 
 # Checks of FMT-GROUP and FMT-SMALL: scales of groups along head_dim, and codes of less than a byte.
@@ -106,17 +113,9 @@ def a_block_of_zeros_reads_back_as_zeros(subject: Subject) -> None:
 SMALL = tuple(name for name in (*GROUPS, *MX, *NVFP4) if bits_of(name) < 8)
 
 
-def every(subject: Subject) -> list[str]:
-    """Returns all formats of FMT-GROUP that it provides with an allowed width."""
-    found = [name for name in subject.formats(*GROUPS) if subject.size("width", group_of(name)) % group_of(name) == 0]
-    if not found:
-        raise NotOffered("rows of a width that is a multiple of a group")
-    return found
-
-
 @check("FMT-GROUP-01ab", "rows")
-def scales_and_zeros_are_of_their_group_and_rounded_once(subject: Subject) -> None:
-    for name in every(subject):
+def quantize_rounds_the_scale_and_zero_of_each_group_once(subject: Subject) -> None:
+    for name in all_formats_of_rows(subject, *GROUPS):
         rows = adversarial(subject, 128, name)
         got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
         same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {rows.shape[1]}", name)
@@ -126,19 +125,18 @@ def scales_and_zeros_are_of_their_group_and_rounded_once(subject: Subject) -> No
 
 
 @check("FMT-GROUP-02", "rows")
-def codes_are_made_with_the_scale_that_is_stored(subject: Subject) -> None:
-    for name in every(subject):
+def quantize_divides_by_the_stored_scale_of_the_group(subject: Subject) -> None:
+    for name in all_formats_of_rows(subject, *GROUPS):
         rows = adversarial(subject, 128, name)
         got = quantize_and_read(subject, rows, name)
         least = 0 if is_affine(name) else -top_of(name)
-        true(
-            got.codes.min() >= least and got.codes.max() <= top_of(name), f"{name} codes", f"{least} to {top_of(name)}", got.codes
-        )
+        inside = got.codes.min() >= least and got.codes.max() <= top_of(name)
+        true(inside, f"{name} codes", f"in [{least}, {top_of(name) + 1})", got.codes)
         assert_codes(subject, got.codes, rows, name, got)
 
 
 @check("FMT-GROUP-03", "rows")
-def a_width_that_is_no_multiple_of_the_group_is_refused(subject: Subject) -> None:
+def quantize_of_a_width_that_is_not_a_multiple_of_the_group_raises(subject: Subject) -> None:
     tried = [
         (name, width)
         for name in formats_of_rows(subject, *IN_GROUPS)
@@ -153,8 +151,8 @@ def a_width_that_is_no_multiple_of_the_group_is_refused(subject: Subject) -> Non
 
 
 @check("FMT-GROUP-04", "rows")
-def a_value_is_its_code_times_its_groups_scale(subject: Subject) -> None:
-    for name in every(subject):
+def dequantize_multiplies_the_code_and_the_scale_of_its_group(subject: Subject) -> None:
+    for name in all_formats_of_rows(subject, *GROUPS):
         rows = adversarial(subject, 256, name)
         got = quantize_and_read(subject, rows, name)
         scale, zero = (oracle.each_of(part, rows.shape[1]) for part in (got.scale, got.zero))
@@ -165,40 +163,38 @@ def a_value_is_its_code_times_its_groups_scale(subject: Subject) -> None:
 
 
 @check("FMT-GROUP-05", "rows")
-def values_in_groups_are_within_the_bound(subject: Subject) -> None:
-    within_bound(subject, *GROUPS)
+def dequantize_of_groups_is_within_the_bound(subject: Subject) -> None:
+    assert_within_bound(subject, *GROUPS)
 
 
 @check("FMT-GROUP-06", "rows")
-def a_group_is_stored_as_if_it_were_alone(subject: Subject) -> None:
-    several = [(name, widths(subject, 4 * group_of(name), format=name)[0]) for name in formats_of_rows(subject, *IN_GROUPS)]
-    several = [(name, wide) for name, wide in several if wide > group_of(name)]
-    if not several:
+def quantize_of_a_group_is_independent_of_other_groups(subject: Subject) -> None:
+    found = [(name, widths(subject, 4 * group_of(name), format=name)[0]) for name in all_formats_of_rows(subject, *IN_GROUPS)]
+    found = [(name, wide) for name, wide in found if wide > group_of(name)]
+    if not found:
         raise NotOffered("rows of several groups")
-    for name, wide in several:
+    for name, wide in found:
         rows, group = round_to_input_dtype(subject, subject.rng.normal(size=(3, wide))), group_of(name)
         beside = rows.copy()
         beside[:, group - 1] = 1000  # an outlier at the end of its group
-        plain, values = (
-            read_back(subject, each, wide, name) for each in (rows, beside)
-        )  # one call each, because rows of one call can affect each other
+        plain, values = (read_back(subject, part, wide, name) for part in (rows, beside))  # not one call: its rows may interact
         assert_same(values[:, group:], plain[:, group:], f"{name} values of groups next to a group with an outlier")
 
 
 @check("FMT-SMALL-01", "rows")
-def codes_lie_low_bits_first(subject: Subject) -> None:
-    lacking, judged = "", False
+def quantize_packs_small_codes_low_bits_first(subject: Subject) -> None:
+    missing, checked = "", False
     for name in formats_of_rows(subject, *SMALL):
         (width,) = widths(subject, 128, format=name)
         family, rows = subject.new("rows"), exactly_representable_rows(subject, name, width)
         codes, scale, zero = family.quantize(rows, name)
         if scale is None:
-            lacking = "scales separate from the codes"
+            missing = "scales separate from the codes"
             continue
         if oracle.a_byte_each(codes, width, name):
-            lacking = "packed codes: it stores one code per byte"
+            missing = "packed codes: it stores one code per byte"
             continue
-        judged = True
+        checked = True
         want, values = oracle.store(rows, name), family.dequantize(codes, scale, zero, width, name)
         if subject.level == "exact":
             assert_same(codes, oracle.packed(want, name), f"bytes of {name} rows of {width}")
@@ -206,8 +202,8 @@ def codes_lie_low_bits_first(subject: Subject) -> None:
         else:  # its scale can differ, which FMT-GROUP-01, FMT-MX-02 and FMT-MX-06 judge
             said = oracle.said(codes, scale, zero, width, name)
             assert_within(values, said, 2.0**-7 * np.abs(said).max(), f"{name} values of {width}, from its bytes, low bits first")
-    if not judged:
-        raise NotOffered(lacking)
+    if not checked:
+        raise NotOffered(missing)
 
 
 def exactly_representable_rows(subject: Subject, format: str, width: int) -> NDArray:
@@ -220,32 +216,32 @@ def exactly_representable_rows(subject: Subject, format: str, width: int) -> NDA
         worth = np.unique(mx.numbers(format))
         rows = subject.rng.choice(worth, size=(3, width)).astype(np.float32)
         rows[:, :: group_of(format)] = worth[-1]
-    return taken(subject, rows)
+    return representable_rows(subject, rows)
 
 
 # Checks of FMT-MX: groups whose scale is a power of two or a small float.
 
 
 @check("FMT-MX-01", "rows")
-def every_element_with_every_scale_reads_as_their_product(subject: Subject) -> None:
+def dequantize_multiplies_every_element_and_every_scale(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX, *NVFP4):
         group, worth = group_of(name), mx.numbers(name)
         codes = np.resize(np.arange(len(worth)), (-(-len(worth) // group), group)).astype(np.int64)
         scales = np.arange(256 if name in MX else 127, dtype=np.uint8)  # NVFP4: the positive ones
         (width,) = widths(subject, group, format=name)
-        a_byte_each = holds_a_byte_each(subject, width, name)
+        byte_per_code = stores_a_byte_per_code(subject, width, name)
         for part in codes:
             every = np.tile(part, (len(scales), width // group))
             of_each = np.repeat(scales[:, None], width // group, axis=1)
             stored = StoredRows(every, mx.scales(of_each, name).astype(np.float32), np.zeros(of_each.shape, np.float32), every)
-            given = every.astype(np.uint8) if a_byte_each else oracle.packed(stored, name)
+            given = every.astype(np.uint8) if byte_per_code else oracle.packed(stored, name)
             got = subject.new("rows").dequantize(given, of_each, None, width, name)
             with np.errstate(over="ignore", invalid="ignore"):
                 want = (worth[every] * np.repeat(mx.scales(of_each, name), group, axis=1)).astype(np.float32)
             same_values(subject, got, want, f"{name} values of codes {part[0]} to {part[-1]} with every scale")
 
 
-def holds_a_byte_each(subject: Subject, width: int, format: str) -> bool:
+def stores_a_byte_per_code(subject: Subject, width: int, format: str) -> bool:
     """Returns whether it stores one code per byte. Raises NotOffered if its scales are not separate from the codes."""
     try:
         codes, scale, _ = subject.new("rows").quantize(np.zeros((1, width), np.float32), format)
@@ -257,25 +253,25 @@ def holds_a_byte_each(subject: Subject, width: int, format: str) -> bool:
 
 
 @check("FMT-MX-02", "rows")
-def the_scale_is_the_power_of_two_of_the_largest(subject: Subject) -> None:
+def quantize_uses_the_power_of_two_of_the_largest_number(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX):
         powers = np.float32(2.0) ** np.arange(-126, 127, 5, dtype=np.float32)
         ends = np.concatenate([powers, np.nextafter(powers, np.float32(0)), powers * np.float32(1.9999999)])
-        rows = spread(subject, ends[:, None] * np.array([[0.25, -1.0, 0.5]], np.float32), name)
+        rows = rows_of_allowed_width(subject, ends[:, None] * np.array([[0.25, -1.0, 0.5]], np.float32), name)
         same_scale(subject, quantize_and_read(subject, rows, name).scale, oracle.store(rows, name).scale, f"{name} scales", name)
 
 
 @check("FMT-MX-03abc", "rows")
-def elements_are_the_nearest_and_saturate(subject: Subject) -> None:
+def quantize_rounds_elements_to_the_nearest_and_saturates(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX):
         rows = adversarial(subject, 64, name)
         assert_codes(subject, quantize_and_read(subject, rows, name).codes, rows, name)
 
 
 @check("FMT-MX-04abc", "rows")
-def zeros_and_what_is_tiny_read_back_as_near_zero(subject: Subject) -> None:
+def dequantize_of_zeros_and_tiny_numbers_is_near_zero(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX, *NVFP4):
-        rows = spread(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]]), name)
+        rows = rows_of_allowed_width(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]]), name)
         want = oracle.store(rows, name)
         got = quantize_and_read(subject, rows, name)
         assert_same(got.scale, want.scale, f"{name} scales of zeros and of numbers below every scale")
@@ -283,24 +279,24 @@ def zeros_and_what_is_tiny_read_back_as_near_zero(subject: Subject) -> None:
 
 
 @check("FMT-MX-05", "rows")
-def microscaled_values_are_within_the_bound(subject: Subject) -> None:
-    within_bound(subject, *MX, *NVFP4)
+def dequantize_of_microscaled_rows_is_within_the_bound(subject: Subject) -> None:
+    assert_within_bound(subject, *MX, *NVFP4)
 
 
 @check("FMT-MX-06ab", "rows")
-def nvfp4_scales_are_the_largest_over_six_in_e4m3(subject: Subject) -> None:
+def quantize_to_nvfp4_divides_the_largest_number_by_six(subject: Subject) -> None:
     for name in formats_of_rows(subject, *NVFP4):
         halfway = 6 * 2.0 ** np.arange(-9, 6)[:, None] * (np.arange(8, 16) + 0.5)  # midpoints of scales, up to beyond the largest
         ends = [0.0, 2688.0, 2689.0, 1e6, 6 * 2.0**-6]
         largest = np.concatenate([2.0 ** subject.rng.uniform(-12, 14, size=300), ends, halfway.ravel()])
-        rows = spread(subject, taken(subject, largest[:, None] * np.array([[0.25, -1.0, 0.5]])), name)
+        rows = rows_of_allowed_width(subject, largest[:, None] * np.array([[0.25, -1.0, 0.5]]), name)
         same_scale(subject, quantize_and_read(subject, rows, name).scale, oracle.store(rows, name).scale, "scales", name)
         rows = adversarial(subject, 64, name)
         assert_codes(subject, quantize_and_read(subject, rows, name).codes, rows, name)
 
 
 @check("FMT-MX-07ab", "rows")
-def a_power_of_two_moves_the_scale_alone(subject: Subject) -> None:
+def quantize_of_rows_times_a_power_of_two_changes_only_the_scale(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX):
         (width,) = widths(subject, 64, format=name)
         rows = round_to_input_dtype(subject, subject.rng.normal(size=(8, width)))
@@ -310,9 +306,7 @@ def a_power_of_two_moves_the_scale_alone(subject: Subject) -> None:
             if not np.array_equal(round_to_input_dtype(subject, scaled), scaled):
                 continue
             got = quantize_and_read(subject, scaled, name)
-            assert_equal(
-                np.array_equal(got.codes, once.codes), True, f"whether {name} codes of rows * 2^{power} are those of the rows"
-            )
+            assert_same(got.codes, once.codes, f"{name} codes of rows * 2^{power}")
             assert_same(got.scale, once.scale * np.float32(2.0**power), f"{name} scales of rows * 2^{power}")
 
 
@@ -321,26 +315,28 @@ def a_power_of_two_moves_the_scale_alone(subject: Subject) -> None:
 BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
-def each(subject: Subject, *wanted: int) -> Iterator[tuple[str, int]]:
+def rotated_formats(subject: Subject, *wanted: int) -> Iterator[tuple[str, int]]:
     """Yields (format, allowed width nearest to a wanted one). Raises NotOffered if no width has a block to rotate."""
     found = [(name, width) for name in formats_of_rows(subject, *ROTATED) for width in widths(subject, *wanted, format=name)]
-    turning = [(name, width) for name, width in found if hadamard_rotation.block_of(width) > 1]
-    if not turning:
+    rotatable = [(name, width) for name, width in found if hadamard_rotation.block_of(width) > 1]
+    if not rotatable:
         raise NotOffered("rows of an even width")
-    yield from turning
+    yield from rotatable
 
 
-def rows_that_tell_matrices_apart(subject: Subject, width: int) -> NDArray:
+def rows_that_distinguish_matrices(subject: Subject, width: int) -> NDArray:
     """Returns rows that distinguish matrices: one random row, and four rows with one number, which become its columns."""
     rows = np.concatenate([round_to_input_dtype(subject, subject.rng.normal(size=(1, width))), np.zeros((4, width), np.float32)])
     rows[np.arange(1, 5), subject.rng.choice(width, 4, replace=width < 4)] = 3
     return rows
 
 
-def in_blocks(subject: Subject, *wanted: int) -> Iterator[tuple[str, int, NDArray]]:
+def adversarial_and_block_rows(subject: Subject, *wanted: int) -> Iterator[tuple[str, int, NDArray]]:
     """Yields (format, width, rows): adversarial rows at the wanted widths, and a few rows at every block size."""
-    yield from ((name, width, adversarial(subject, width, name)) for name, width in each(subject, *wanted))
-    yield from ((name, width, rows_that_tell_matrices_apart(subject, width)) for name, width in each(subject, *BLOCKS))
+    for name, width in rotated_formats(subject, *wanted):
+        yield name, width, adversarial(subject, width, name)
+    for name, width in rotated_formats(subject, *BLOCKS):
+        yield name, width, rows_that_distinguish_matrices(subject, width)
 
 
 def quantize_rotated(subject: Subject, rows: NDArray, format: str) -> StoredRows:
@@ -353,7 +349,7 @@ def quantize_rotated(subject: Subject, rows: NDArray, format: str) -> StoredRows
     return oracle.as_read(codes, scale, zero, rows.shape[1], inner, values)
 
 
-def in_between(stored: StoredRows, format: str) -> NDArray:
+def rotated_values(stored: StoredRows, format: str) -> NDArray:
     """Returns float32 [n, width]: the dequantized values before they are rotated back."""
     inner = inner_of(format)
     if inner in GGML:
@@ -363,11 +359,11 @@ def in_between(stored: StoredRows, format: str) -> NDArray:
 
 
 @check("FMT-ROT-01", "rows")
-def what_is_stored_is_the_row_times_the_matrix(subject: Subject) -> None:
+def quantize_stores_the_row_times_the_matrix(subject: Subject) -> None:
     """Compares with exact arithmetic, with a bound for sums in any order."""
-    for name, width in each(subject, *BLOCKS, 96):
-        block, rows = hadamard_rotation.block_of(width), rows_that_tell_matrices_apart(subject, width)
-        got, inner = in_between(quantize_rotated(subject, rows, name), name), inner_of(name)
+    for name, width in rotated_formats(subject, *BLOCKS, 96):
+        block, rows = hadamard_rotation.block_of(width), rows_that_distinguish_matrices(subject, width)
+        got, inner = rotated_values(quantize_rotated(subject, rows, name), name), inner_of(name)
         want = np.array([[float(each) for each in hadamard_rotation.exactly_turned(row)] for row in rows]) / block**0.5
         between = oracle.store(hadamard_rotation.turned(rows), inner)
         off = hadamard_rotation.in_between(rows, between, oracle.bounds(hadamard_rotation.turned(rows), between, inner)[1], name)
@@ -375,10 +371,10 @@ def what_is_stored_is_the_row_times_the_matrix(subject: Subject) -> None:
 
 
 @check("FMT-ROT-02", "rows")
-def codes_and_scales_are_those_of_the_rotated_row(subject: Subject) -> None:
+def quantize_stores_the_codes_and_scales_of_the_rotated_row(subject: Subject) -> None:
     if subject.level != "exact":
         raise NotOffered("level exact")
-    for name, width, rows in in_blocks(subject, 64, 12):
+    for name, width, rows in adversarial_and_block_rows(subject, 64, 12):
         inner, got = inner_of(name), quantize_rotated(subject, rows, name)
         want = oracle.store(hadamard_rotation.turned(rows), inner, got.codes)
         assert_same(got.scale, want.scale, f"{name} scales of rows of {width}")
@@ -386,27 +382,22 @@ def codes_and_scales_are_those_of_the_rotated_row(subject: Subject) -> None:
 
 
 @check("FMT-ROT-03", "rows")
-def what_is_read_is_rotated_back(subject: Subject) -> None:
-    for name, width, rows in in_blocks(subject, 64, 96):
+def dequantize_rotates_back(subject: Subject) -> None:
+    for name, width, rows in adversarial_and_block_rows(subject, 64, 96):
         stored = quantize_rotated(subject, rows, name)
-        between = in_between(stored, name)
+        between = rotated_values(stored, name)
         if subject.level == "exact":
             assert_same(stored.values, hadamard_rotation.turned(between), f"{name} values of stored rows of {width}")
         else:
-            assert_within(
-                stored.values,
-                hadamard_rotation.turned(between),
-                2 * hadamard_rotation.any_order(between),
-                f"{name} values of rows of {width}",
-            )
+            bound = 2 * hadamard_rotation.any_order(between)
+            assert_within(stored.values, hadamard_rotation.turned(between), bound, f"{name} values of rows of {width}")
 
 
 @check("FMT-ROT-05ab", "rows")
-def rotated_values_are_within_the_bound(subject: Subject) -> None:
-    for name, width in each(subject, 64, 96):
+def dequantize_of_rotated_rows_is_within_the_bound(subject: Subject) -> None:
+    for name, width in rotated_formats(subject, 64, 96):
         rows = adversarial(subject, width, name)
-        family = subject.new("rows")
-        values = family.dequantize(*family.quantize(rows, name), width, name)
+        values = read_back(subject, rows, width, name)
         exact, tolerant = oracle.bounds(rows, oracle.store(rows, name), name)
         what = f"{name} values of rows of {width}"
         assert_within(values, rows, tolerant if subject.level == "tolerant" else exact, what)
@@ -414,30 +405,28 @@ def rotated_values_are_within_the_bound(subject: Subject) -> None:
 
 
 @check("FMT-ROT-06c", "rows")
-def rows_whose_sums_may_overflow_never_read_back_infinite(subject: Subject) -> None:
-    for name, width in each(subject, 64):
+def dequantize_of_rows_with_large_sums_is_finite(subject: Subject) -> None:
+    for name, width in rotated_formats(subject, 64):
         reach = min(largest(subject), hadamard_rotation.REACH / hadamard_rotation.block_of(width))
         near = reach * np.array([[1.0], [1 + 2**-20], [1.5], [3.9], [1e3]])
-        for row in taken(subject, np.minimum(near, largest(subject)) * np.ones(width))[:, None]:
-            family = subject.new("rows")
+        for row in representable_rows(subject, np.minimum(near, largest(subject)) * np.ones(width))[:, None]:
             with may_raise("NonFinite"):
-                values = family.dequantize(*family.quantize(row, name), width, name)
+                values = read_back(subject, row, width, name)
                 true(np.isfinite(values).all(), f"a row of {row[0, 0]} in {name}", "finite values, or NonFinite", values)
 
 
 @check("FMT-ROT-06ab", "rows")
-def the_largest_number_that_is_taken_is_a_power_of_two(subject: Subject) -> None:
+def quantize_accepts_rotated_rows_up_to_a_power_of_two(subject: Subject) -> None:
     if subject.level != "exact":
         raise NotOffered("level exact")
-    some = [(name, width) for name, width in each(subject, 64) if group_of(name) == 1]
-    if not some or largest(subject) < 1e38:
+    found = [(name, width) for name, width in rotated_formats(subject, 64) if group_of(name) == 1]
+    if not found or largest(subject) < 1e38:
         raise NotOffered("rows of float32 with float32 scales")
-    for name, width in some:
+    for name, width in found:
         row, most = np.zeros((1, width), np.float32), np.float32(hadamard_rotation.REACH / hadamard_rotation.block_of(width))
         row[0, -1] = -most
-        assert_same(
-            quantize_rotated(subject, row, name).values, oracle.store(row, name).values, f"{name} values of a row of {-most}"
-        )
+        got, want = quantize_rotated(subject, row, name), oracle.store(row, name)
+        assert_same(got.values, want.values, f"{name} values of a row of {-most}")
         row[0, -1] = -most * np.float32(1 + (2.0**-7 if subject.dtype == "bfloat16" else 2.0**-23))  # next larger magnitude
         with raises("NonFinite"):
             subject.new("rows").quantize(row, name)

@@ -63,7 +63,7 @@ class Rows(FunctionModel):
             return LeadingRows("FMT-STATIC-01", names=("codes",), parts=(ExpectedReads(codes, other.astype(np.float64)),))
         if format in ROTATED and not hadamard_rotation.refused(x).any():
             inner = _quantized(hadamard_rotation.turned(x), inner_of(format))
-            return inner if isinstance(inner, ExpectedError) else OfRotated("FMT-ROT-02", inner=inner)
+            return inner if isinstance(inner, ExpectedError) else ExpectedRotatedCodes("FMT-ROT-02", inner=inner)
         return _quantized(x, format)
 
     def dequantize(
@@ -93,7 +93,7 @@ class Rows(FunctionModel):
 
 
 @dataclass(frozen=True)
-class InGroups(Expectation):
+class ExpectedCodesInGroups(Expectation):
     """The expected packed codes, scales and zeros: those of the definition, or any admissible ones at level tolerant."""
 
     rows: NDArray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -113,16 +113,13 @@ class InGroups(Expectation):
             least = exact or (name == "zero" and of_groups)  # a zero is a number of the row, rounded
             ulp = 0 if least else per_row.ulp_of_scales(wanted, self.format)
             if not (np.abs(part.astype(np.float64) - wanted) <= ulp).all():
-                raise Broken(
-                    f"{name} of {op}", show(wanted), show(part), "FMT-GROUP-01" if self.format in GROUPS else self.clause
-                )
-        made = got if of_groups and not exact else None
-        want = want if made is None else per_row.as_made(self.rows, made, self.format)
-        wrong = (
-            np.argwhere(got.codes != want.codes).tolist()
-            if exact
-            else per_row.inadmissible(self.rows, got.codes, self.format, made)
-        )
+                raise Broken(f"{name} of {op}", show(wanted), show(part), "FMT-GROUP-01" if of_groups else self.clause)
+        scales = got if of_groups and not exact else None
+        want = want if scales is None else per_row.as_made(self.rows, scales, self.format)
+        if exact:
+            wrong = [(int(n), int(i)) for n, i in np.argwhere(got.codes != want.codes)]
+        else:
+            wrong = per_row.inadmissible(self.rows, got.codes, self.format, scales)
         if wrong:
             n, i = wrong[0]
             raise Broken(f"code {i} of row {n} of {op}", str(want.codes[n, i]), str(got.codes[n, i]), self.clause)
@@ -140,7 +137,7 @@ class InGroups(Expectation):
 
 
 @dataclass(frozen=True)
-class OfRotated(Expectation):
+class ExpectedRotatedCodes(Expectation):
     """The expected storage of rotated rows. Sums depend on their order, so that level tolerant judges values only."""
 
     inner: Expectation = field(default_factory=lambda: Expectation(""))
@@ -164,14 +161,14 @@ class OfRotated(Expectation):
 
 def _clause(format: str, of: str) -> str:
     """Returns the clause about the codes, or the values, of a format."""
-    known = {
+    clauses = {
         "int8": ("FMT-INT8-02", "FMT-INT8-03"), **dict.fromkeys(AFFINE, ("FMT-AFF-02", "FMT-AFF-04")),
         **dict.fromkeys(GROUPS, ("FMT-GROUP-02", "FMT-GROUP-04")), **dict.fromkeys(MX, ("FMT-MX-03", "FMT-MX-01")),
         **dict.fromkeys(NVFP4, ("FMT-MX-06", "FMT-MX-01")), **dict.fromkeys(("q4_0", "q5_0"), ("FMT-GGML-03", "FMT-GGML-01")),
         **dict.fromkeys(("q4_1", "q5_1"), ("FMT-GGML-04", "FMT-GGML-01")),
         "q8_0": ("FMT-GGML-02", "FMT-GGML-01"), "iq4_nl": ("FMT-GGML-05", "FMT-GGML-01"),
     }  # fmt: skip
-    return known.get(format, ("FMT-FP8-08", "FMT-FP8-08"))[of == "value"]
+    return clauses.get(format, ("FMT-FP8-08", "FMT-FP8-08"))[of == "value"]
 
 
 def _quantized(x: NDArray, format: str) -> Expectation:
@@ -183,7 +180,7 @@ def _quantized(x: NDArray, format: str) -> Expectation:
     if not finite(want.values):  # at level tolerant a scale one ulp smaller can make them finite
         return AcceptedOrError("FMT-LEVEL-05")
     if format in IN_GROUPS:
-        return InGroups(_clause(format, "codes"), rows=x, format=format)
+        return ExpectedCodesInGroups(_clause(format, "codes"), rows=x, format=format)
     codes, other = want.codes, per_row.admissible_too(x, format)
     if format == "q4":
         codes, other = (_packed(part) for part in (codes, other))
