@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bugs.scene import Scene, prompt_of
-from bugs.wrong_reads import FAULTS, OFFSETS, RECALLS
+from bugs.diagnosis import FAULTS, OFFSETS, RECALLS, Scene, prompt_of
 
 from kvref.canary import BLANK, FIRST_WORD, Canary, Oracle
 from kvref_canary.diagnosis.case import RequestHistory
