@@ -9,7 +9,7 @@ from kvref.errors import PositionOutOfRange, in_range
 from kvref_zoo.mutant import mutant
 
 
-@mutant("KIVI-02", also="KIVI-01 KIVI-03 KIVI-04 KIVI-08")
+@mutant("KIVI-02", also="ATTN-10 EDIT-02 EDIT-03 KIVI-01 KIVI-03 KIVI-04 KIVI-06 KIVI-07 KIVI-08")
 class ChannelsFlushClearsUnquantizedValues(kvref.ChannelCache):
     """A flush of the keys also clears the values of the same tokens, which are still stored in full.
 
@@ -25,7 +25,7 @@ class ChannelsFlushClearsUnquantizedValues(kvref.ChannelCache):
             self._full.write(slots, nothing, nothing)
 
 
-@mutant("KIVI-03", also="KIVI-01 KIVI-04 KIVI-08")
+@mutant("KIVI-03", also="KIVI-01 KIVI-02 KIVI-04 KIVI-06 KIVI-08")
 class ChannelsQuantizedAgainAtEachFlush(kvref.ChannelCache):
     """Each flush quantizes all quantized keys again, with one scale per channel: old tokens lose precision at every flush.
 
@@ -46,7 +46,7 @@ class ChannelsQuantizedAgainAtEachFlush(kvref.ChannelCache):
             self._keys.put(range(count // self.config.groups.group), self._keys.quantized(self._by_channel(again)))
 
 
-@mutant("KIVI-01", also="KIVI-03 KIVI-08")
+@mutant("KIVI-01", also="ATTN-10 EDIT-02 EDIT-03 KIVI-02 KIVI-03 KIVI-04 KIVI-06 KIVI-07 KIVI-08")
 class ChannelsScaleKeysByToken(kvref.ChannelCache):
     """Keys have their scales along head_dim, as values do.
 

@@ -61,7 +61,9 @@ class TieredDropsTheRemainder(kvref.TieredCache):
 
 
 @mutant(
-    "TIER-05", also="EDIT-03 LAW-04 TIER-03 TIER-07 TIER-09 TIER-10 TIER-14 TIER-15 TIER-17", seen_in="ml-explore/mlx-lm#1914"
+    "TIER-05",
+    also="EDIT-02 EDIT-03 EDIT-06 LAW-04 MOVE-01 TIER-03 TIER-07 TIER-08 TIER-09 TIER-10 TIER-14 TIER-15 TIER-17",
+    seen_in="ml-explore/mlx-lm#1914",
 )
 class TieredEvictsOneACall(kvref.TieredCache):
     """Each call evicts at most one token, however many tokens it appends."""
@@ -70,7 +72,7 @@ class TieredEvictsOneACall(kvref.TieredCache):
         super()._evict(min(count, 1))
 
 
-@mutant("EDIT-06", seen_in="ml-explore/mlx-lm#1109")
+@mutant("EDIT-06", also="MOVE-01", seen_in="ml-explore/mlx-lm#1109")
 class TieredFailedTruncateIsIgnored(kvref.TieredCache):
     """A truncation that is not possible changes nothing and raises no error: a rejected draft stays in the cache."""
 
@@ -106,8 +108,8 @@ class TieredKeepsEveryStore(kvref.TieredCache):
 
 @mutant(
     "LAW-06",
-    also="ATTN-10 LAW-01 LAW-04 LAW-16 LAW-17 MOVE-01 TIER-01 TIER-02 TIER-03 TIER-04 TIER-05 TIER-06 TIER-07 TIER-09 TIER-10 "
-    "TIER-13 TIER-14 TIER-17 TIER-18",
+    also="ATTN-10 EDIT-03 LAW-01 LAW-04 LAW-16 LAW-17 MOVE-01 TIER-01 TIER-02 TIER-03 TIER-04 TIER-05 TIER-06 TIER-07 "
+    "TIER-09 TIER-10 TIER-13 TIER-14 TIER-17 TIER-18",
     seen_in="rajveer43/VeloxQuant-MLX#86",
 )
 class TieredMigrationDependsOnTheCall(kvref.TieredCache):
@@ -128,7 +130,8 @@ class TieredMigrationDependsOnTheCall(kvref.TieredCache):
 
 @mutant(
     "TIER-05",
-    also="EDIT-01 EDIT-03 EDIT-06 MOVE-01 MOVE-04 MOVE-07 TIER-03 TIER-06 TIER-09 TIER-10 TIER-12 TIER-14 TIER-15 TIER-17",
+    also="EDIT-01 EDIT-02 EDIT-03 EDIT-06 MOVE-01 MOVE-04 MOVE-07 TIER-03 TIER-06 TIER-09 TIER-10 TIER-12 TIER-14 TIER-15 "
+    "TIER-17",
     seen_in="rajveer43/VeloxQuant-MLX#274",
 )
 class TieredNeverEvicts(kvref.TieredCache):
@@ -165,7 +168,7 @@ class TieredPolicyFieldByField(kvref.TieredCache):
             super().update_policy(**{name: value})
 
 
-@mutant("TIER-10", also="EDIT-06 LAW-12 TIER-01 TIER-02 TIER-08 TIER-09 TIER-14 TIER-15 TIER-17 TIER-18")
+@mutant("TIER-10", also="EDIT-03 EDIT-06 LAW-12 MOVE-01 TIER-01 TIER-02 TIER-08 TIER-09 TIER-14 TIER-15 TIER-17 TIER-18")
 class TieredPolicyIsIgnored(kvref.TieredCache):
     """`update_policy` checks a new policy and does not apply it."""
 
@@ -175,8 +178,8 @@ class TieredPolicyIsIgnored(kvref.TieredCache):
 
 @mutant(
     "TIER-01",
-    also="LAW-01 LAW-02 LAW-04 LAW-06 LAW-08 LAW-15 TIER-03 TIER-04 TIER-05 TIER-07 TIER-08 TIER-09 TIER-10 TIER-13 TIER-14 "
-    "TIER-17 TIER-18",
+    also="EDIT-02 EDIT-06 LAW-01 LAW-02 LAW-04 LAW-06 LAW-08 LAW-15 MOVE-01 TIER-02 TIER-03 TIER-04 TIER-05 TIER-07 "
+    "TIER-08 TIER-09 TIER-10 TIER-13 TIER-14 TIER-17 TIER-18",
     seen_in="huggingface/transformers#34189",
 )
 class TieredQuantizesTheNewest(kvref.TieredCache):
@@ -191,7 +194,7 @@ class TieredQuantizesTheNewest(kvref.TieredCache):
             tail.room = room
 
 
-@mutant("TIER-08", also="TIER-09")
+@mutant("TIER-08", also="MOVE-01 TIER-09")
 class TieredRatioOfTheTail(kvref.TieredCache):
     """The compression ratio is computed as the bytes of the tail over the bytes of the store."""
 
@@ -202,8 +205,8 @@ class TieredRatioOfTheTail(kvref.TieredCache):
 
 @mutant(
     "FMT-AFF-03",
-    also="LAW-01 LAW-02 LAW-04 LAW-08 LAW-15 MOVE-01 MOVE-07 TIER-01 TIER-02 TIER-03 TIER-04 TIER-05 TIER-09 TIER-10 TIER-13 "
-    "TIER-14 TIER-15 TIER-17 TIER-18",
+    also="EDIT-01 EDIT-02 EDIT-03 EDIT-06 LAW-01 LAW-02 LAW-04 LAW-08 LAW-15 MOVE-01 MOVE-07 TIER-01 TIER-02 TIER-03 "
+    "TIER-04 TIER-05 TIER-09 TIER-10 TIER-13 TIER-14 TIER-15 TIER-17 TIER-18",
 )
 class TieredSharesAScale(kvref.TieredCache):
     """Values are quantized with the range of their keys."""
@@ -240,7 +243,10 @@ def tiered_takes_any_configuration(**config: Any) -> kvref.TieredCache:
 
 
 @mutant(
-    "TIER-06", also="ATTN-10 EDIT-01 LAW-04 LAW-05 MOVE-01 TIER-05 TIER-07 TIER-09 TIER-13", seen_in="NVIDIA/TensorRT-LLM#12834"
+    "TIER-06",
+    also="ATTN-10 EDIT-01 EDIT-02 EDIT-03 EDIT-06 LAW-04 LAW-05 MOVE-01 TIER-01 TIER-02 TIER-03 TIER-04 TIER-05 TIER-07 "
+    "TIER-08 TIER-09 TIER-10 TIER-13 TIER-14 TIER-17 TIER-18",
+    seen_in="NVIDIA/TensorRT-LLM#12834",
 )
 class TieredTotalTokensDrifts(kvref.TieredCache):
     """The total number of tokens is wrong by one after tokens have migrated to the store."""
@@ -265,7 +271,7 @@ class TieredTruncatesTheTailOnly(kvref.TieredCache):
         super().truncate(length)
 
 
-@mutant("EDIT-06", seen_in="ml-explore/mlx-lm#1494")
+@mutant("EDIT-06", also="MOVE-01", seen_in="ml-explore/mlx-lm#1494")
 class TieredTruncatesToMigratedTokens(kvref.TieredCache):
     """`truncate` succeeds although tokens that should be in the tail afterwards have migrated: they read as quantized."""
 
@@ -277,8 +283,8 @@ class TieredTruncatesToMigratedTokens(kvref.TieredCache):
 
 @mutant(
     "TIER-03",
-    also="LAW-01 LAW-02 LAW-04 LAW-06 LAW-08 LAW-15 MOVE-01 MOVE-07 TIER-01 TIER-02 TIER-04 TIER-05 TIER-09 TIER-10 TIER-12 "
-    "TIER-13 TIER-14 TIER-15 TIER-16 TIER-17 TIER-18",
+    also="EDIT-02 EDIT-03 EDIT-06 LAW-01 LAW-02 LAW-04 LAW-06 LAW-08 LAW-15 MOVE-01 MOVE-07 TIER-01 TIER-02 TIER-04 "
+    "TIER-05 TIER-09 TIER-10 TIER-12 TIER-13 TIER-14 TIER-15 TIER-16 TIER-17 TIER-18",
     seen_in="huggingface/transformers#47708",
 )
 class TieredWrapsOneEarly(kvref.TieredCache):

@@ -243,9 +243,9 @@ def test_threads_that_meet_what_is_not_offered_do_not_fail(mine):
     judge = CheckRunner(load(f"{mine}:NoStats"))
     ((_, checks),) = select("TIER-12").items()
     verdicts = {outcome.check: outcome for outcome in judge.clause(checks)}
-    beside = verdicts["readers beside writers see whole tokens (tiered)"]
+    beside = verdicts["read during appends returns whole tokens (tiered)"]
     assert (beside.verdict, beside.missing) == ("not offered", "tiered.stats")
-    assert verdicts["appends from threads lose and tear nothing (tiered)"].verdict == "passed"
+    assert verdicts["appends from threads lose no token (tiered)"].verdict == "passed"
 
 
 def test_what_is_missing_is_missing_of_a_family_that_is_offered(mine):

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kvref_conformance.families.tiered.tier_model import TierModel, settled
+from kvref_conformance.families.tiered.tier_model import TierModel, reads_by_age
 from kvref_conformance.oracle.formats.per_row import read_as
 from kvref_conformance.outcome import Broken
 from kvref_conformance.testlib.tagged_content import (
@@ -121,6 +121,6 @@ def test_settled_tokens_are_those_of_the_tiers(tail, warm, store):
     tiers = TierModel(**policy)
     keys, values = pair_of_content(0, 0, range(31), 2, 6)
     tiers.append(keys, values)
-    for got, want in zip((settled(keys, policy), settled(values, policy)), tiers.read(), strict=True):
+    for got, want in zip((reads_by_age(keys, policy), reads_by_age(values, policy)), tiers.read(), strict=True):
         assert np.array_equal(got.values, want.values)
         assert np.array_equal(got.slack, want.slack)

@@ -26,6 +26,13 @@ class JudgedCalls(CheckedSession):
     A call that no model covers is not judged.
     """
 
+    def call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
+        try:
+            return super().call(op, on, args)
+        except Broken as broken:
+            broken.clause = ""
+            raise
+
     def _expect(self, subject: Subject, exchange: Exchange) -> None:
         self._expected = None
         try:
@@ -41,6 +48,7 @@ class JudgedCalls(CheckedSession):
         except Broken as broken:
             broken.clause = ""
             raise
+        self._judged = exchange
 
 
 class Session:
@@ -68,7 +76,7 @@ class Session:
         for name, args in looks:
             try:
                 with self.subject.looking():
-                    self.subject.call(f"{self.model.family}.{name}", self.cache.id, args)
+                    self.subject.judged.call(f"{self.model.family}.{name}", self.cache.id, args)
             except NotOffered as error:
                 missing.append(error)
         if looks and len(missing) == len(looks):

@@ -48,9 +48,9 @@ class Channels(ReferenceModel):
         none = np.zeros((0, *self.row), np.float32)
         self.keys, self.values = none, none  # rounded to `dtype`
         self.quantized = exactly(none), exactly(none)  # the values that quantized keys and values read as
-        self.most = 0  # the largest length so far
-        self.came = self.older = 0  # tokens of the last append, and tokens whose key and value were quantized before it
-        self.went_back = False  # some tokens were truncated, but not all
+        self.largest_length = 0  # the largest length so far
+        self.last_count = self.quantized_before = 0  # tokens of the last append, and tokens quantized before it
+        self.truncated = False  # some tokens were truncated, but not all
         self.unknown = False  # a token was accepted that may be rejected: no clause says how it reads
 
     def __len__(self) -> int:
@@ -73,35 +73,35 @@ class Channels(ReferenceModel):
         return ExactValue("KIVI-05", value=cache_bytes(len(self), *self.row, self.residual, self.format, self.dtype))
 
     def append(self, keys: Any, values: Any) -> Expectation:
-        given = (keys, (None, *self.row)), (values, (None, *self.row))
-        held = [round_to(float32(part), self.dtype) for part in (keys, values)]
-        too_many = [("CapacityExceeded", "KIVI-07")] if len(self) + tokens_of(*given) > self.room else []
-        if wrong := wrong_arrays(*given) + too_many:
-            return self.refuse(wrong + self._unstorable(held))
+        arrays = (keys, (None, *self.row)), (values, (None, *self.row))
+        rounded = [round_to(float32(part), self.dtype) for part in (keys, values)]
+        too_many = [("CapacityExceeded", "KIVI-07")] if len(self) + tokens_of(*arrays) > self.room else []
+        if wrong := wrong_arrays(*arrays) + too_many:
+            return self.refuse(wrong + self._unstorable(rounded))
 
         def change(ok: Any) -> None:
-            self._take(held[0], held[1])
+            self._append(rounded[0], rounded[1])
 
-        def taken(ok: Any) -> None:
+        def accept_unknown(ok: Any) -> None:
             self.unknown = True
-            self._take(*(np.zeros_like(part) for part in held))
+            self._append(*(np.zeros_like(part) for part in rounded))
 
-        if not finite(*held):
+        if not finite(*rounded):
             return self.refuse([("NonFinite", "KIVI-06")])
-        if self._unstorable(held):
-            return AcceptedOrError("KIVI-06", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        if self._unstorable(rounded):
+            return AcceptedOrError("KIVI-06", self.did("append", accept_unknown), refused=lambda: self.did("refused")(None))
         return Expectation("KIVI-06" if self.unknown else "KIVI-07", self.did("append", change))
 
-    def _unstorable(self, held: Sequence[NDArray]) -> Wrong:
+    def _unstorable(self, rounded: Sequence[NDArray]) -> Wrong:
         """Returns the errors that these numbers, rounded to `dtype`, permit in addition to those of the call."""
-        large = any(np.abs(part).max(initial=0) >= LARGE[scale_dtype(self.format)] for part in held)
-        return [("NonFinite", "KIVI-06")] if large else not_finite(*held)
+        large = any(np.abs(part).max(initial=0) >= LARGE[scale_dtype(self.format)] for part in rounded)
+        return [("NonFinite", "KIVI-06")] if large else not_finite(*rounded)
 
-    def _take(self, keys: NDArray, values: NDArray) -> None:
+    def _append(self, keys: NDArray, values: NDArray) -> None:
         self.keys, self.values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
-        self.came, self.most = len(keys), max(self.most, len(self))
+        self.last_count, self.largest_length = len(keys), max(self.largest_length, len(self))
         old_keys, old_values = (len(part.values) for part in self.quantized)
-        self.older = min(old_keys, old_values)
+        self.quantized_before = min(old_keys, old_values)
         new_keys, new_values = counts(len(self), self.residual)
         more = key_groups(self.keys[old_keys:new_keys], self.format), read_as(self.values[old_values:new_values], self.format)
         self.quantized = joined(self.quantized[0], more[0]), joined(self.quantized[1], more[1])
@@ -119,11 +119,11 @@ class Channels(ReferenceModel):
             position = chosen[index[0]]
             if self.last != "append":
                 return self.blame("read")
-            if self.went_back:
+            if self.truncated:
                 return "KIVI-08"
             if position >= max(counts(len(self), self.residual)):
-                return "LAW-04" if position >= len(self) - self.came else "KIVI-02"
-            return "KIVI-03" if position < self.older else "KIVI-01"
+                return "LAW-04" if position >= len(self) - self.last_count else "KIVI-02"
+            return "KIVI-03" if position < self.quantized_before else "KIVI-01"
 
         return ExpectedArrays("KIVI-01", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
 
@@ -149,11 +149,11 @@ class Channels(ReferenceModel):
                 for part, count in zip(self.quantized, quantized, strict=True)
             )
             self.quantized = keys, values
-            self.most, self.went_back = (self.most, True) if length else (0, False)
+            self.largest_length, self.truncated = (self.largest_length, True) if length else (0, False)
             self.unknown = self.unknown and length > 0
 
         then = self.did("truncate", change)
-        if length in (0, len(self)) or self.most < self.residual or length >= self.most - self.rollback:
+        if length in (0, len(self)) or self.largest_length < self.residual or length >= self.largest_length - self.rollback:
             return Expectation("EDIT-02" if length == len(self) else "KIVI-08", then)
         return AcceptedOrError("KIVI-08", then, kinds=("NotTruncatable",), refused=lambda: self.did("refused")(None))
 
@@ -161,6 +161,6 @@ class Channels(ReferenceModel):
         def change(ok: Any) -> None:
             none = np.zeros((0, *self.row), np.float32)
             self.keys, self.values, self.quantized = none, none, (exactly(none), exactly(none))
-            self.most, self.went_back, self.unknown = 0, False, False
+            self.largest_length, self.truncated, self.unknown = 0, False, False
 
         return Expectation("LAW-05", self.did("clear", change))

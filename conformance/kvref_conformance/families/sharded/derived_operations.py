@@ -7,7 +7,7 @@ from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.implementation_api import NDArray
 
 
-def put_together(cache: ObjectProxy) -> tuple[NDArray, NDArray]:
+def read_from_ranks(cache: ObjectProxy) -> tuple[NDArray, NDArray]:
     """Keys and values assembled from all ranks. Of several copies of a head, the first is used."""
     config = cache.config
     shape = int(cache.length), config["num_kv_heads"], config["head_dim"]
@@ -18,13 +18,13 @@ def put_together(cache: ObjectProxy) -> tuple[NDArray, NDArray]:
     return whole
 
 
-def counted(cache: ObjectProxy) -> int:
+def length_from_positions(cache: ObjectProxy) -> int:
     """Number of tokens in all columns of the first row."""
     return sum(len(cache.positions(rank)) for rank in range(cache.config["token_ranks"]))
 
 
 DERIVED = (
-    DerivedOperation("read", "SHARD-01", ("length", "positions", "heads", "read_rank"), put_together),
-    DerivedOperation("length", "SHARD-02", ("positions",), counted),
+    DerivedOperation("read", "SHARD-01", ("length", "positions", "heads", "read_rank"), read_from_ranks),
+    DerivedOperation("length", "SHARD-02", ("positions",), length_from_positions),
     DerivedOperation("clear", "EDIT-01", ("truncate",), lambda cache: cache.truncate(0)),
 )

@@ -21,7 +21,7 @@ from kvref_conformance.testlib.law_adapter import (
     wrong_queries,
 )
 
-OF_A_RANK = ("read_rank", "heads", "positions", "block_table", "num_bytes", "lose", "lose_in_append")
+CALLS_OF_A_RANK = ("read_rank", "heads", "positions", "block_table", "num_bytes", "lose", "lose_in_append")
 
 
 def rows_for(subject: Subject, heads: int) -> int:
@@ -57,7 +57,7 @@ class ShardedLawAdapter(LawAdapter):
 
     def out_of_range(self) -> list[BadCall]:
         subject, length = self.subject, len(self)
-        calls: list[BadCall] = [("RankOutOfRange", name, (rank,)) for name in OF_A_RANK for rank in (-1, len(self.ranks))]
+        calls: list[BadCall] = [("RankOutOfRange", name, (rank,)) for name in CALLS_OF_A_RANK for rank in (-1, len(self.ranks))]
         calls += [("PositionOutOfRange", "truncate", (wrong,)) for wrong in (-1, length + 1)]
         calls += [("PositionOutOfRange", "attend", (queries(subject, length + 1), 1.0))]
         if subject.size("tokens", count := self.room() - length + 1) == count:  # only in one call: the first of several would fit

@@ -27,7 +27,7 @@ from kvref_conformance.oracle.expectations import (  # fmt: skip
 from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.oracle.reference_model import Look, ReferenceModel
 
-SEEN = ("length", "read", "read_rank", "positions", "block_table", "num_bytes")
+OBSERVED = ("length", "read", "read_rank", "positions", "block_table", "num_bytes")
 NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 LOST = ("RankLost", "SHARD-04")
 
@@ -35,7 +35,7 @@ LOST = ("RankLost", "SHARD-04")
 class Sharded(ReferenceModel):
     family = "sharded"
     blamed: ClassVar = {
-        **{("truncate", seen): "EDIT-01" for seen in SEEN}, **{("lost", seen): "SHARD-04" for seen in SEEN},
+        **{("truncate", seen): "EDIT-01" for seen in OBSERVED}, **{("lost", seen): "SHARD-04" for seen in OBSERVED},
         ("clear", "read"): "LAW-05", ("clear", "read_rank"): "LAW-05",
         "length": "SHARD-03", "read": "SHARD-01", "read_rank": "SHARD-01", "heads": "SHARD-01", "positions": "SHARD-02",
         "block_table": "SHARD-03", "num_bytes": "SHARD-03",
@@ -81,10 +81,12 @@ class Sharded(ReferenceModel):
         return ExactValue(self.blame("length"), value=len(self.tokens))
 
     def append(self, keys: Any, values: Any) -> Expectation:
-        given = (keys, (None, *self.row)), (values, (None, *self.row))
-        count = tokens_of(*given)
+        arrays = (keys, (None, *self.row)), (values, (None, *self.row))
+        count = tokens_of(*arrays)
         too_many = len(self.tokens) + count > self.blocks * self.size * self.columns
-        wrong = wrong_arrays(*given) + ([("CapacityExceeded", "SHARD-03")] if too_many else []) + self._needing(*self.ranks)
+        wrong = (
+            wrong_arrays(*arrays) + ([("CapacityExceeded", "SHARD-03")] if too_many else []) + self._lost_ranks_of(*self.ranks)
+        )
         if wrong:
             return self.refuse(wrong + not_finite(keys, values))
         if self.failing and count:
@@ -92,7 +94,7 @@ class Sharded(ReferenceModel):
                 raise ValueError(
                     "append of numbers that are not finite, during which a rank is lost, is not modeled: two errors are valid"
                 )
-            return ExpectedError("SHARD-04", kinds=("RankLost",), refused=self._losing)
+            return ExpectedError("SHARD-04", kinds=("RankLost",), refused=self._lose_failing_ranks)
 
         def change(ok: Any) -> None:
             stored = [round_to(float32(part), self.dtype) for part in (keys, values)]
@@ -101,51 +103,51 @@ class Sharded(ReferenceModel):
         then = self.did("append", change)
         return Expectation("SHARD-03", then) if finite(keys, values) else AcceptedOrError("SHARD-03", then)
 
-    def _losing(self) -> None:
+    def _lose_failing_ranks(self) -> None:
         self.lost, self.failing = self.lost | self.failing, set()
         self.last = "lost"
 
-    def _needing(self, *ranks: int) -> Wrong:
+    def _lost_ranks_of(self, *ranks: int) -> Wrong:
         return [LOST] if self.lost.intersection(ranks) else []
 
-    def _stored(self, positions: Sequence[int], heads: Sequence[int]) -> tuple[NDArray, NDArray]:
+    def _stored_tokens(self, positions: Sequence[int], heads: Sequence[int]) -> tuple[NDArray, NDArray]:
         chosen = [self.tokens[at] for at in positions]
         keys, values = (np.array([token[part] for token in chosen], np.float32).reshape(-1, *self.row) for part in (0, 1))
         return keys[:, heads], values[:, heads]
 
     def read(self) -> Expectation:
-        if wrong := self._needing(*self.ranks):
+        if wrong := self._lost_ranks_of(*self.ranks):
             return refuse(wrong, lambda: None)
-        return self._arrays("read", range(len(self.tokens)), range(self.row[0]))
+        return self._expected_tokens("read", range(len(self.tokens)), range(self.row[0]))
 
     def read_rank(self, rank: Any) -> Expectation:
-        if wrong := self._not_there(rank):
+        if wrong := self._rank_errors(rank):
             return refuse(wrong, lambda: None)
-        return self._arrays("read_rank", self.positions_of(rank), self.heads_of(rank))
+        return self._expected_tokens("read_rank", self.positions_of(rank), self.heads_of(rank))
 
-    def _arrays(self, name: str, positions: Sequence[int], heads: Sequence[int]) -> Expectation:
-        keys, values = self._stored(positions, heads)
+    def _expected_tokens(self, name: str, positions: Sequence[int], heads: Sequence[int]) -> Expectation:
+        keys, values = self._stored_tokens(positions, heads)
         return ExpectedArrays(self.blame(name), names=("keys", "values"), parts=(exactly(keys), exactly(values)))
 
-    def _not_there(self, rank: Any) -> Wrong:
-        return not_in_range(rank, len(self.ranks), "RankOutOfRange", "SHARD-04") or self._needing(rank)
+    def _rank_errors(self, rank: Any) -> Wrong:
+        return not_in_range(rank, len(self.ranks), "RankOutOfRange", "SHARD-04") or self._lost_ranks_of(rank)
 
     def heads(self, rank: Any) -> Expectation:
-        wrong = self._not_there(rank)
+        wrong = self._rank_errors(rank)
         return refuse(wrong, lambda: None) if wrong else ExactValue(self.blame("heads"), value=self.heads_of(rank))
 
     def positions(self, rank: Any) -> Expectation:
-        wrong = self._not_there(rank)
+        wrong = self._rank_errors(rank)
         return refuse(wrong, lambda: None) if wrong else ExactValue(self.blame("positions"), value=self.positions_of(rank))
 
     def num_bytes(self, rank: Any) -> Expectation:
-        if wrong := self._not_there(rank):
+        if wrong := self._rank_errors(rank):
             return refuse(wrong, lambda: None)
         numbers = self.entries * self.size * len(self.heads_of(rank)) * self.row[1]
         return ExactValue(self.blame("num_bytes"), value=2 * NUMBER_BYTES[self.dtype] * numbers)
 
     def block_table(self, rank: Any) -> Expectation:
-        if wrong := self._not_there(rank):
+        if wrong := self._rank_errors(rank):
             return refuse(wrong, lambda: None)
 
         def accepts(got: Any) -> bool:
@@ -161,17 +163,17 @@ class Sharded(ReferenceModel):
 
     def attend(self, query: Any, scale: float) -> Expectation:
         count = len(query) if np.ndim(query) == 3 else 0
-        wrong = wrong_query(query, *self.row) + self._needing(*self.ranks)
+        wrong = wrong_query(query, *self.row) + self._lost_ranks_of(*self.ranks)
         if count > len(self.tokens):
             wrong.append(("PositionOutOfRange", "SHARD-02"))
         if wrong:
             return refuse(wrong + not_finite(query), lambda: None)
-        keys, values = map(exactly, self._stored(range(len(self.tokens)), range(self.row[0])))
+        keys, values = map(exactly, self._stored_tokens(range(len(self.tokens)), range(self.row[0])))
         views = [np.arange(len(self.tokens) - count + number + 1) for number in range(count)]
         return attended("SHARD-02", query, keys, values, scale, views, self.columns)
 
     def truncate(self, length: Any) -> Expectation:
-        wrong = not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02") + self._needing(*self.ranks)
+        wrong = not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02") + self._lost_ranks_of(*self.ranks)
         if wrong:
             return self.refuse(wrong)
 
@@ -182,7 +184,7 @@ class Sharded(ReferenceModel):
         return Expectation("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
 
     def clear(self) -> Expectation:
-        if wrong := self._needing(*self.ranks):
+        if wrong := self._lost_ranks_of(*self.ranks):
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
@@ -191,11 +193,11 @@ class Sharded(ReferenceModel):
         return Expectation("LAW-05", self.did("clear", change))
 
     def lose(self, rank: Any) -> Expectation:
-        return self._going(rank, self.lost)
+        return self._mark_rank(rank, self.lost)
 
     def lose_in_append(self, rank: Any) -> Expectation:
-        return self._going(rank, self.failing)
+        return self._mark_rank(rank, self.failing)
 
-    def _going(self, rank: Any, where: set[int]) -> Expectation:
-        wrong = self._not_there(rank)
-        return self.refuse(wrong) if wrong else Expectation("SHARD-04", self.did("lost", lambda ok: where.add(rank)))
+    def _mark_rank(self, rank: Any, marked: set[int]) -> Expectation:
+        wrong = self._rank_errors(rank)
+        return self.refuse(wrong) if wrong else Expectation("SHARD-04", self.did("lost", lambda ok: marked.add(rank)))

@@ -1,19 +1,21 @@
-"""TIER: the tier of each token, and its dequantized rows."""
+"""TIER: the tier of each token, its dequantized rows, and what can be appended. EDIT-06 and MOVE-01."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+from kvref_conformance.calls.messages import error_of
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.families import all_families
+from kvref_conformance.families.tiered.fixture import TieredFixture, need_support, tail_dtype
 from kvref_conformance.families.tiered.law_adapter import TieredLawAdapter
-from kvref_conformance.families.tiered.tier_model import POLICY, TierModel, can_go, settled
+from kvref_conformance.families.tiered.tier_model import can_store, reads_by_age
 from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
-from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
@@ -25,13 +27,11 @@ from kvref_conformance.testlib.assertions import (
     queries,
     raises,
     reads,
-    shaped,
     true,
 )
 from kvref_conformance.testlib.fixtures import (
     at_least,
     clamp_to_limits,
-    construct,
     formats_of,
     new,
     pair_of_tokens,
@@ -47,128 +47,72 @@ from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pa
 from kvref_conformance.testlib.thread_stress import THREADS, in_threads
 
 
-def both(subject: Subject, **changes: Any) -> tuple[ObjectProxy, TierModel]:
-    """A cache and the oracle's list of tokens, with the same policy.
-
-    If the tiers are longer than the check requests, tokens are appended to both until exactly the requested room is left.
-    """
-    asked = all_families()["tiered"].small | changes
-    config = clamp_to_limits(subject, "tiered", **changes)
-    longer = max(0, sum(config[name] - asked[name] for name in ("tail_length", "warm_length")))
-    config = clamp_to_limits(subject, "tiered", **changes | {"max_tokens": asked["max_tokens"] + longer})
-    cache, tiers = construct(subject, "tiered", **config), TierModel(**{name: config[name] for name in POLICY})
-    if longer:
-        append(subject, cache, tiers, longer)
-    return cache, tiers
-
-
-def change(cache: ObjectProxy, tiers: TierModel, **policy: Any) -> None:
-    cache.update_policy(**policy)
-    tiers.update_policy(**policy)
-
-
-def allowed(subject: Subject, **policy: Any) -> None:
-    """Raises NotOffered if the limits exclude one of these values. The check has no use for other values."""
-    for name, value in policy.items():
-        if not supports(subject, name, value):
-            raise NotOffered(f"{name} {value}, where its limits say {subject.limits.of('tiered', name)}")
-
-
-def tail_of(subject: Subject, *wanted: str) -> str:
-    """The first supported tail dtype of `wanted`, or of all plain dtypes if none is given."""
-    return formats_of(subject, "tail_dtype", *(wanted or PLAIN))[0]
-
-
-def two_stores(subject: Subject) -> tuple[str, str]:
-    """Two store formats: q4 and q8, or the supported one twice if only one is supported."""
-    first, *_, last = formats_of(subject, "store_format", "q4", "q8") * 2
-    return first, last
-
-
-def append(subject: Subject, cache: ObjectProxy, tiers: TierModel, count: int) -> None:
-    keys, values = pair_of_tokens(subject, count, cache.config["num_kv_heads"], cache.config["head_dim"])
-    cache.append(keys, values)
-    tiers.append(keys, values)
-
-
-def agree(subject: Subject, cache: ObjectProxy, tiers: TierModel, when: str) -> None:
-    stats = cache.stats()
-    got = (stats.total_tokens, stats.tail_tokens, stats.warm_tokens, stats.store_tokens)
-    want = (len(tiers.tokens), tiers.count("tail"), tiers.count("warm"), tiers.count("store"))
-    assert_equal(got, want, f"number of tokens in total, in the tail, the warm tier and the store, {when}")
-    if tiers.tokens:
-        reads(subject, cache.read(), tiers.read(), f"the tokens of the cache, {when}")
-
-
 @check("TIER-01", "tiered")
-def the_newest_tokens_are_in_the_tail(subject: Subject) -> None:
+def append_puts_the_newest_tokens_into_the_tail(subject: Subject) -> None:
     for dtype in formats_of(subject, "tail_dtype", "float16", "bfloat16", "float32"):
-        cache, tiers = both(subject, tail_dtype=dtype)
-        for step, count in enumerate((1, 2, 1, 1, 6, 1)):
-            append(subject, cache, tiers, count)
-            agree(subject, cache, tiers, f"with a {dtype} tail, after append {step + 1}")
+        run = TieredFixture(subject, tail_dtype=dtype)
+        appended = run.append(1, 2, 1, 1, 6, 1)
+        count = min(run.config["tail_length"], len(appended[0]))
+        got, want = ([part[len(part) - count :] for part in pair] for pair in (run.cache.read(), appended))
+        assert_pair(got, (round_to(want[0], dtype), round_to(want[1], dtype)), f"the newest {count} tokens, in a {dtype} tail")
 
 
 @check("TIER-02", "tiered")
-def tokens_are_quantized_once_from_what_the_tail_held(subject: Subject) -> None:
+def append_leaves_quantized_tokens_as_they_are(subject: Subject) -> None:
     for name in formats_of(subject, "store_format", "q8", "q4"):
-        cache, tiers = both(subject, store_format=name)
-        at_least(cache, max_tokens=10)  # so that some of the tokens stored first remain
-        append(subject, cache, tiers, 6)
-        before, stored = cache.read(), tiers.count("store")
-        for _ in range(5):
-            append(subject, cache, tiers, 1)
-        agree(subject, cache, tiers, f"with a {name} store, decoded one token at a time")
-        gone = tiers.tokens[0].position  # number of evicted tokens
-        keys, values = (part[: stored - gone] for part in cache.read())
+        run = TieredFixture(subject, store_format=name)
+        at_least(run.cache, max_tokens=10)  # so that some of the tokens stored first remain
+        run.append(6)
+        before, stored = run.cache.read(), run.model.tiers.count("store")
+        run.append(1, 1, 1, 1, 1)
+        evicted = run.appended - len(run)
+        keys, values = (part[: stored - evicted] for part in run.cache.read())
         assert_pair(
             (keys, values),
-            (before[0][gone:stored], before[1][gone:stored]),
-            "tokens in the store, read again after more tokens were appended",
+            (before[0][evicted:stored], before[1][evicted:stored]),
+            f"tokens in a {name} store, read again after more tokens were appended",
         )
 
 
 @check("TIER-03", "tiered")
-def reading_is_oldest_first(subject: Subject) -> None:
-    cache, tiers = both(subject, max_tokens=9)
-    for count in (3, 1, 1, 4, 1, 7, 1, 1, 1):  # wraps around every buffer of 4 and 9
-        append(subject, cache, tiers, count)
-        agree(subject, cache, tiers, f"after {tiers.appended} tokens")
+def read_returns_the_oldest_tokens_first(subject: Subject) -> None:
+    run = TieredFixture(subject, max_tokens=9)
+    keys, values = run.append(3, 1, 1, 4, 1, 7, 1, 1, 1)  # wraps around every buffer of 4 and 9
+    want = reads_by_age(keys, run.config), reads_by_age(values, run.config)
+    got = [part[-len(want[0].values) :] for part in run.cache.read()]
+    reads(subject, got, want, "the newest tokens")
 
 
 @check("TIER-04", "tiered")
-def the_batch_changes_nothing_that_is_read(subject: Subject) -> None:
-    given = [pair_of_tokens(subject, count) for count in (7, 1, 1, 9, 1)]
+def migration_batch_does_not_change_what_read_returns(subject: Subject) -> None:
+    tokens, results = pair_of_tokens(subject, 19), list[Any]()
     for batch in (1, 2, 3, 64):
-        cache, tiers = both(subject, migration_batch=batch)
-        for keys, values in given:
-            cache.append(keys, values)
-            tiers.append(keys, values)
-            agree(subject, cache, tiers, f"with migration_batch {batch}, after {tiers.appended} tokens")
+        run = TieredFixture(subject, migration_batch=batch)
+        run.append_parts(*tokens, 7, 1, 1, 9, 1)
+        results.append([part[-19:] for part in run.cache.read()])
+        assert_pair(results[-1], results[0], f"tokens with migration_batch {batch}, compared with migration_batch 1")
 
 
 @check("TIER-05a", "tiered")
-def the_oldest_tokens_are_evicted(subject: Subject) -> None:
-    cache, tiers = both(subject, max_tokens=7)
-    most = cache.config["max_tokens"]
+def append_evicts_the_oldest_tokens(subject: Subject) -> None:
+    run = TieredFixture(subject, max_tokens=7)
+    most = run.config["max_tokens"]
     for count in (most - 1, 1, 1, 3, most, 2):
-        append(subject, cache, tiers, count)
-        true(cache.total_tokens <= most, "number of stored tokens", f"at most {most}", cache.total_tokens)
-        agree(subject, cache, tiers, f"with max_tokens {most}, after {tiers.appended} tokens")
+        run.append(count)
+        assert_equal(run.cache.total_tokens, min(most, run.appended), f"number of tokens, at most {most}")
 
 
 @check("TIER-05b", "tiered")
-def an_append_longer_than_the_cache_keeps_its_end(subject: Subject) -> None:
+def append_of_more_tokens_than_fit_keeps_the_last_ones(subject: Subject) -> None:
     for times, more in ((1, 0), (1, 1), (2, 1), (4, 2)):
-        cache, tiers = both(subject, max_tokens=7)
-        most = cache.config["max_tokens"]
-        append(subject, cache, tiers, 2)
-        append(subject, cache, tiers, times * most + more)
-        agree(subject, cache, tiers, f"with max_tokens {most}, after an append of {times * most + more} tokens")
+        run = TieredFixture(subject, max_tokens=7)
+        most = run.config["max_tokens"]
+        run.append(2, times * most + more)
+        assert_equal(run.cache.total_tokens, most, f"number of tokens after an append of {times * most + more}")
 
 
 @check("TIER-06", "tiered")
-def the_total_is_the_sum_of_the_tiers(subject: Subject) -> None:
+def total_tokens_is_the_sum_of_the_tiers(subject: Subject) -> None:
     for tail in (0, 2, 6):  # with tail_length 6 = max_tokens, tokens are evicted from the tail
         cache = new(subject, "tiered", max_tokens=6, tail_length=tail)
         most = cache.config["max_tokens"]
@@ -187,57 +131,69 @@ def the_total_is_the_sum_of_the_tiers(subject: Subject) -> None:
 
 
 @check("TIER-07ab", "tiered")
-def positions_are_absolute(subject: Subject) -> None:
-    cache, tiers = both(subject, max_tokens=9, tail_length=2, warm_length=3)
+def tier_of_counts_positions_from_the_first_token(subject: Subject) -> None:
+    run = TieredFixture(subject, max_tokens=9, tail_length=2, warm_length=3)
+    tail, warm = run.config["tail_length"], run.config["warm_length"]
     for count in (4, 3, 1, 6):
-        append(subject, cache, tiers, count)
-        for token in tiers.tokens:
-            assert_equal(
-                cache.tier_of(token.position), token.tier, f"tier of position {token.position} after {tiers.appended} tokens"
-            )
-        for position in subject.integers(-1, tiers.appended, tiers.tokens[0].position - 1):
+        run.cache.append(*run.random_tokens(count))
+        first = run.appended - len(run)
+        for age, position in enumerate(reversed(range(first, run.appended))):
+            tier = "tail" if age < tail else "warm" if age < tail + warm else "store"
+            assert_equal(run.cache.tier_of(position), tier, f"tier of position {position} of {run.appended}")
+        for position in subject.integers(-1, run.appended, first - 1):
             with raises("PositionOutOfRange"):
-                cache.tier_of(position)
+                run.cache.tier_of(position)
 
 
 @check("TIER-08ab", "tiered")
-def statistics_count_the_bytes_stored(subject: Subject) -> None:
+def stats_count_the_bytes_of_the_stored_tokens(subject: Subject) -> None:
     heads, width = subject.heads, subject.heads * subject.dim
     token_bytes = {"float32": 4 * width, "float16": 2 * width, "bfloat16": 2 * width, "q8": width + 8, "q4": -(-width // 2) + 8}
     token_bytes |= dict.fromkeys(SYMMETRIC, width + 4 * heads)
     assert_equal(new(subject, "tiered").stats().compression_ratio, 1.0, "compression_ratio of an empty cache")
     for tail, store in product(formats_of(subject, "tail_dtype", *PLAIN), formats_of(subject, "store_format", "q4", "q8")):
-        cache, tiers = both(subject, tail_dtype=tail, store_format=store, warm_length=2)
-        append(subject, cache, tiers, 11)  # 4 in the tail, 2 warm, 5 in the store
-        stats, formats = cache.stats(), {"tail": tail, "warm": cache.config["warm_format"], "store": store}
-        want = tuple(2 * tiers.count(tier) * token_bytes[format] for tier, format in formats.items())
+        run = TieredFixture(subject, tail_dtype=tail, store_format=store, warm_length=2)
+        run.cache.append(*run.random_tokens(11))  # 4 in the tail, 2 warm, 5 in the store
+        stats, formats = run.cache.stats(), {"tail": tail, "warm": run.config["warm_format"], "store": store}
+        want = tuple(2 * run.model.tiers.count(tier) * token_bytes[format] for tier, format in formats.items())
         assert_equal(
             (stats.tail_bytes, stats.warm_bytes, stats.store_bytes),
             want,
             f"bytes in stats of tail, warm tier and store in {formats}",
         )
-        ratio = len(tiers.tokens) * 2 * 4 * width / sum(want)
+        ratio = len(run) * 2 * 4 * width / sum(want)
         true(abs(stats.compression_ratio - ratio) < 1e-6, "compression_ratio", str(ratio), stats.compression_ratio)
 
 
+@check("TIER-08ab", "tiered")
+def stats_follow_a_new_policy_and_evictions(subject: Subject) -> None:
+    need_support(subject, tail_length=2)
+    run = TieredFixture(subject, max_tokens=9)
+    run.cache.append(*run.random_tokens(7))
+    run.cache.update_policy(tail_length=2)
+    run.look("stats")
+    run.cache.append(*run.random_tokens(5))
+    run.look("stats")
+
+
 @check("TIER-09", "tiered")
-def keys_of_no_whole_token_are_refused(subject: Subject) -> None:
-    cache, tiers = both(subject)
-    append(subject, cache, tiers, 6)
+def append_of_incomplete_tokens_raises(subject: Subject) -> None:
+    run = TieredFixture(subject)
+    run.append(6)
     good = random_tokens(subject, subject.size("tokens", 2))
     fewer = good[:-1]  # does not match `good`, but matches itself
     for bad in (good[:, :, :-1], good[:, :-1], good.reshape(-1)[:-1], good.reshape(-1), fewer):
-        for pair_given in ((bad, good), (good, bad), *([] if bad is fewer else [(bad, bad)])):
+        for pair in ((bad, good), (good, bad), *([] if bad is fewer else [(bad, bad)])):
             with raises("ShapeMismatch"):
-                cache.append(*pair_given)
-        agree(subject, cache, tiers, f"after keys or values of shape {list(bad.shape)} raised ShapeMismatch")
+                run.cache.append(*pair)
+        run.look()
 
 
 @check("TIER-11", "tiered")
-def each_head_attends_by_itself(subject: Subject) -> None:
+def attend_computes_each_head_separately(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
     heads, dim = subject.heads, subject.dim
-    cache = new(subject, "tiered", tail_length=20, tail_dtype=tail_of(subject))
+    cache = new(subject, "tiered", tail_length=20, tail_dtype=tail_dtype(subject))
     keys, values = np.zeros((2, heads, dim), np.float32), np.zeros((2, heads, dim), np.float32)
     keys[0, 0::2, 0] = keys[1, 1::2, 0] = 100  # head 0 attends to token 0, head 1 to token 1
     values[0], values[1] = 1, 2
@@ -252,28 +208,21 @@ def each_head_attends_by_itself(subject: Subject) -> None:
 
 
 @check("ATTN-10", "tiered")
-def attention_over_tiers_is_over_what_they_read_as(subject: Subject) -> None:
+def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
     cache = new(subject, "tiered", warm_length=2)
     query = queries(subject, 1)
     empty = cache.attend(query, default_scale(subject))
     assert_within(empty, np.zeros(query.shape), 0.0, "attention over an empty cache")  # 0 and -0 are equal
     cache.append(*pair_of_tokens(subject, 13))
     want, bound = expected_attention(subject, query, *cache.read(), scale=default_scale(subject))
-    got = shaped(
-        cache.attend(query, default_scale(subject)),
-        query.shape,
-        "attention over tail, warm tier and store, compared with attention over the values that read returns",
-    )
-    assert_within(
-        got, want, bound, "attention over tail, warm tier and store, compared with attention over the values that read returns"
-    )
+    assert_within(cache.attend(query, default_scale(subject)), want, bound, "attention over tail, warm tier and store")
 
 
 # LAW-05, LAW-12, LAW-20: laws in the form that applies to this family only.
 
 
 @check("LAW-12a", "tiered")
-def tiers_must_fit_the_cache(subject: Subject) -> None:
+def new_with_tiers_longer_than_max_tokens_raises(subject: Subject) -> None:
     most = clamp_to_limits(subject, "tiered")["max_tokens"]
     refused(subject, "tiered", tail_length=most + 1)
     refused(subject, "tiered", tail_length=most // 2 + 1, warm_length=most - most // 2)
@@ -295,7 +244,7 @@ def tiers_are_as_long_in_any_type(subject: Subject) -> None:
 
 
 @check("LAW-05ab", "tiered")
-def a_token_forgotten_is_nowhere(subject: Subject) -> None:
+def tier_of_an_evicted_or_cleared_token_raises(subject: Subject) -> None:
     cache = new(subject, "tiered", max_tokens=6)
     cache.append(*pair_of_tokens(subject, cache.config["max_tokens"] + 3))
     for position in (0, 2):
@@ -333,16 +282,16 @@ def tokens_go_in_any_type(subject: Subject) -> None:
 
 
 @check("LAW-18", "tiered")
-def tokens_age_through_tiers_that_are_full(subject: Subject) -> None:
-    turning_over(subject, 1, 64, (1, 127, 129, 300, 511, 1, 1, 16))
+def append_migrates_tokens_through_full_tiers(subject: Subject) -> None:
+    check_migration_at_production_sizes(subject, 1, 64, (1, 127, 129, 300, 511, 1, 1, 16))
 
 
 @check("LAW-18", "tiered", real=True)
-def tokens_age_through_tiers_as_models_have_them(subject: Subject) -> None:
-    turning_over(subject, 8, 128, (1, 127, 129, 300, 511, 1, 1, 16, 1024, 2048, 1))
+def append_migrates_tokens_at_the_sizes_of_models(subject: Subject) -> None:
+    check_migration_at_production_sizes(subject, 8, 128, (1, 127, 129, 300, 511, 1, 1, 16, 1024, 2048, 1))
 
 
-def turning_over(subject: Subject, heads: int, dim: int, pieces: tuple[int, ...]) -> None:
+def check_migration_at_production_sizes(subject: Subject, heads: int, dim: int, counts: tuple[int, ...]) -> None:
     for store in subject.formats("q4", "q8", "int8", "float8_e4m3fn"):
         cache = new(
             subject, "tiered", num_kv_heads=heads, head_dim=dim, max_tokens=513, tail_length=130, warm_length=66,
@@ -350,15 +299,14 @@ def turning_over(subject: Subject, heads: int, dim: int, pieces: tuple[int, ...]
         )  # fmt: skip
         config, at = cache.config, 0
         written = WrittenContent(config["num_kv_heads"], config["head_dim"])
-        policy = {name: config[name] for name in POLICY}
-        for count in (affordable(subject, each, len(pieces)) for each in pieces):
+        for count in (affordable(subject, each, len(counts)) for each in counts):
             cache.append(*pair_of_content(0, 0, range(at, at + count), written.heads, written.dim))
             at += count
         first = max(0, at - config["max_tokens"])
         assert_equal(cache.total_tokens, at - first, f"total_tokens after {at} tokens")
         # Evicted tokens do not affect the others: a token is quantized with its own row only.
-        given = pair_of_content(0, 0, range(first, at), written.heads, written.dim)
-        wanted: tuple[ExpectedReads, ExpectedReads] = (settled(given[0], policy), settled(given[1], policy))
+        keys, values = pair_of_content(0, 0, range(first, at), written.heads, written.dim)
+        wanted = reads_by_age(keys, config), reads_by_age(values, config)
         written.up_to(0, 0, at)
         belongs(cache.read(), 0, 0, range(first, at), written, subject.level == "exact", wanted)
 
@@ -372,7 +320,6 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
         )  # fmt: skip
         config, at = cache.config, 0
         written = WrittenContent(config["num_kv_heads"], config["head_dim"])
-        policy = {name: config[name] for name in POLICY}
         newest = next(config[name] for name in ("tail_length", "warm_length", "max_tokens") if config[name])
         ends = edges(affordable(subject, newest, 2) - 5)
         for end in (*ends, *reversed(ends), *(end + newest for end in ends[-1:])):  # the last length makes tokens migrate
@@ -382,8 +329,8 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
                 append_tagged_content(cache, 1, range(max(at, end), max(at, end) + 5), written)
                 cache.truncate(end)
             first = max(0, end - config["max_tokens"])
-            given = pair_of_content(0, 0, range(first, end), written.heads, written.dim)
-            wanted: tuple[ExpectedReads, ExpectedReads] = (settled(given[0], policy), settled(given[1], policy))
+            keys, values = pair_of_content(0, 0, range(first, end), written.heads, written.dim)
+            wanted = reads_by_age(keys, config), reads_by_age(values, config)
             belongs(cache.read(), 0, 0, range(first, end), written, subject.level == "exact", wanted)
             at = end
 
@@ -397,12 +344,12 @@ def append_tagged_content(cache: ObjectProxy, stream: int, positions: range, wri
 
 
 @check("TIER-12a", "tiered")
-def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
+def appends_from_threads_lose_no_token(subject: Subject) -> None:
     together = subject.size("tokens", 2)  # tokens per append
     appends = min(25, subject.size("tail_length", 25 * THREADS * together) // (THREADS * together))
     each = appends * together
     total = THREADS * each
-    cache = new(subject, "tiered", max_tokens=max(1, total), tail_length=total, tail_dtype=tail_of(subject))
+    cache = new(subject, "tiered", max_tokens=max(1, total), tail_length=total, tail_dtype=tail_dtype(subject))
     if not 0 < total <= cache.config["tail_length"]:
         raise NotOffered(f"a tail of {together} tokens for each of {THREADS} threads, within its limits")
     shape = (1, subject.heads, subject.dim)
@@ -428,8 +375,8 @@ def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
 
 
 @check("TIER-12b", "tiered")
-def readers_beside_writers_see_whole_tokens(subject: Subject) -> None:
-    cache = new(subject, "tiered", max_tokens=200, tail_length=200, tail_dtype=tail_of(subject))
+def read_during_appends_returns_whole_tokens(subject: Subject) -> None:
+    cache = new(subject, "tiered", max_tokens=200, tail_length=200, tail_dtype=tail_dtype(subject))
     longest, shape = min(3, subject.size("tokens", 3)), (subject.heads, subject.dim)
     appended = list[int]()
 
@@ -456,66 +403,61 @@ def readers_beside_writers_see_whole_tokens(subject: Subject) -> None:
 
 
 @check("TIER-13a", "tiered")
-def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
-    cache, tiers = both(subject, tail_dtype="float16")
-    at_least(cache, tail_length=1)
-    append(subject, cache, tiers, 6)
+def append_of_a_value_that_the_tail_cannot_store_raises(subject: Subject) -> None:
+    run = TieredFixture(subject, tail_dtype="float16")
+    at_least(run.cache, tail_length=1)
+    run.append(6)
     for bad in (65520.0, -1e30, np.nan, np.inf):
-        for which in (0, 1):
-            rows = pair_of_tokens(subject, subject.size("tokens", 2))
-            rows[which][-1, -1, -1] = bad
+        for part in (0, 1):
+            pair = pair_of_tokens(subject, subject.size("tokens", 2))
+            pair[part][-1, -1, -1] = bad
             with raises("NonFinite"):
-                cache.append(*rows)
-            agree(subject, cache, tiers, f"after a token with {bad} raised NonFinite")
-    edge = np.full((1, subject.heads, subject.dim), 65504.0, np.float32)
-    cache.append(edge, edge)
-    tiers.append(edge, edge)
-    agree(subject, cache, tiers, "after append of the largest float16 number")
+                run.cache.append(*pair)
+            run.look()
+    largest = np.full((1, subject.heads, subject.dim), 65504.0, np.float32)
+    run.cache.append(largest, largest)
+    run.look()
 
 
 @check("TIER-13b", "tiered")
-def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
+def append_of_a_token_whose_range_overflows_raises(subject: Subject) -> None:
     wide = np.zeros((1, subject.heads, subject.dim), np.float32)
     wide[0, 0, 0], wide[0, -1, -1] = 3e38, -3e38  # each is finite, their difference is not
     for tail in (4, 0):
-        cache, tiers = both(subject, tail_dtype=tail_of(subject, "float32", "bfloat16"), tail_length=tail)
-        at_least(cache, max_tokens=7)
-        append(subject, cache, tiers, 6)
+        run = TieredFixture(subject, tail_dtype=tail_dtype(subject, "float32", "bfloat16"), tail_length=tail)
+        at_least(run.cache, max_tokens=7)
+        run.append(6)
         with raises("NonFinite"):
-            cache.append(wide, wide)
-        agree(subject, cache, tiers, "after a token whose range overflows float32 raised NonFinite")
+            run.cache.append(wide, wide)
+        run.look()
         large = np.full_like(wide, 8e37)
         large[0, 0, 0] *= -1
-        if can_go(large, [tiers.policy["store_format"]]) is not True:
-            continue  # scales of 16 bits, which TIER-18 judges
-        cache.append(large, large / 2)
-        assert_equal(
-            cache.total_tokens,
-            len(tiers.tokens) + 1,
-            "total_tokens after append of a large token whose range does not overflow float32",
-        )
+        if can_store(large, [run.config["store_format"]]):  # TIER-18 judges formats with scales of 16 bits
+            run.cache.append(large, large / 2)
+            run.look("total_tokens")
 
 
 @check("TIER-13b", "tiered")
-def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
+def append_computes_the_range_after_rounding_to_the_tail_dtype(subject: Subject) -> None:
     """A bfloat16 tail rounds up: the range of the given token is finite, but the range of the rounded token is not."""
     wide = np.full((1, subject.heads, subject.dim), 2.0**127 * (1 - 2.0**-10), np.float32)
     wide[0, 0, 0] *= -1
-    cache, tiers = both(subject, tail_dtype="bfloat16", tail_length=1)
-    append(subject, cache, tiers, 3)
+    run = TieredFixture(subject, tail_dtype="bfloat16", tail_length=1)
+    run.append(3)
     with raises("NonFinite"):
-        cache.append(wide, wide)
-    append(subject, cache, tiers, 3)
-    agree(subject, cache, tiers, "after a token whose range overflows after rounding to the tail's dtype raised NonFinite")
+        run.cache.append(wide, wide)
+    run.append(3)
 
 
 @check("TIER-13c", "tiered")
-def what_was_taken_can_move_on(subject: Subject) -> None:
+def append_succeeds_after_large_tokens_were_accepted(subject: Subject) -> None:
     """Tokens migrate through a warm tier, whose dequantized values may be larger than the appended values."""
     for magnitude in np.array([2.0**125, 2.0**126, 2.0**127 * (1 - 2.0**-24), 3.4028235e38], np.float32):
         for warm in formats_of(subject, "warm_format", "q8", "int8"):
-            sizes = {"tail_dtype": tail_of(subject, "float32", "bfloat16"), "tail_length": 1, "warm_length": 1}
-            cache = new(subject, "tiered", **sizes, warm_format=warm, store_format=two_stores(subject)[0])
+            sizes = {"tail_dtype": tail_dtype(subject, "float32", "bfloat16"), "tail_length": 1, "warm_length": 1}
+            cache = new(
+                subject, "tiered", **sizes, warm_format=warm, store_format=formats_of(subject, "store_format", "q4", "q8")[0]
+            )
             at_least(cache, max_tokens=5)
             token = np.full((1, subject.heads, subject.dim), magnitude, np.float32)
             for sign in (1, -1):
@@ -532,10 +474,118 @@ def what_was_taken_can_move_on(subject: Subject) -> None:
 
 
 @check("FMT-AFF-03", "tiered")
-def keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
+def append_quantizes_keys_and_values_with_separate_scales(subject: Subject) -> None:
     for name in formats_of(subject, "store_format", *AFFINE):
         stream = TieredLawAdapter(subject, tail_length=0, store_format=name)
         keys, values = pair_of_tokens(subject, 4 + stream.config["tail_length"])
         keys, values = round_to_input_dtype(subject, keys / 100), round_to_input_dtype(subject, values * 100)
         stream.append(keys, values)
         reads(subject, stream.read(), stream.expected(keys, values), f"{name} tokens with small keys and large values")
+
+
+# EDIT-06: truncation, which is required if the removed tokens caused no migration or eviction.
+
+
+@check("EDIT-06b", "tiered")
+def truncate_after_a_migration_restores_the_tokens_or_raises(subject: Subject) -> None:
+    for tail, warm, most in ((4, 0, 20), (3, 2, 20), (0, 3, 20), (4, 0, 7), (6, 0, 6)):
+        for fewer in (1, 3, 8):
+            run = TieredFixture(subject, tail_length=tail, warm_length=warm, max_tokens=most)
+            first = run.appended
+            run.append(9)
+            with may_raise("NotTruncatable"):
+                run.cache.truncate(max(first, run.appended - fewer))
+            run.look()
+            run.append(2)
+
+
+@check("EDIT-06a", "tiered")
+def truncate_removes_tokens_that_caused_no_migration(subject: Subject) -> None:
+    """Older tokens are in the store, but the removed tokens were appended to a tail that had room for them."""
+    run = TieredFixture(subject, tail_length=2)
+    run.append(5)
+    longer = run.config["tail_length"] + 4
+    need_support(subject, tail_length=longer)
+    at_least(run.cache, max_tokens=max(longer + run.config["warm_length"], len(run) + 2))
+    run.cache.update_policy(tail_length=longer)
+    before, total = run.cache.read(), len(run)
+    run.append(2)
+    for length in (run.appended - 1, run.appended - 2):
+        run.cache.truncate(length)
+        run.look()
+    assert_pair([part[:total] for part in run.cache.read()], before, "tokens after truncate removed all tokens appended since")
+    run.append(7)
+
+
+@check("EDIT-06a", "tiered")
+def truncate_of_an_empty_cache_to_0_succeeds(subject: Subject) -> None:
+    cache = new(subject, "tiered")
+    keys, values = pair_of_tokens(subject, 1)
+    for count in (0, 1):
+        cache.append(keys[:count], values[:count])
+        cache.truncate(0)
+        assert_equal(cache.total_tokens, 0, f"total_tokens after truncate(0) of {count} tokens")
+        assert_same(cache.read()[0], keys[:0], f"keys that read returned after truncate(0) of {count} tokens")
+
+
+# MOVE-01: `load` restores every token in its tier and format.
+
+
+def copy_by_load(run: TieredFixture) -> TieredFixture:
+    copy = TieredFixture(run.subject, **run.config)
+    copy.cache.load(run.cache.save())
+    copy.look()
+    with suppress(NotOffered):
+        copy.look("stats")
+    return copy
+
+
+def check_copies(run: TieredFixture) -> None:
+    """Checks that copies by `save` and `load` have the tokens of a cache, also after later appends and truncations."""
+    copy = copy_by_load(run)
+    for count in (1, 4):
+        assert_pair(copy.cache.read(), run.cache.read(), "tokens of a loaded cache, compared with the saved cache")
+        if first := run.appended - len(run):
+            with raises("PositionOutOfRange"):
+                copy.cache.tier_of(first - 1)
+        copy.append_parts(*run.append(count), count)
+        copy = copy_by_load(run)
+    for length in (run.appended - 2, run.appended):  # removes tokens whose append migrated others, then none
+        with suppress(NotOffered):
+            results = [truncate_result(cache, length) for cache in (copy.cache, run.cache)]
+            assert_equal(results[0], results[1], f"result of truncate({length}) on a loaded cache, compared with the saved cache")
+    copy.look()
+
+
+def truncate_result(cache: ObjectProxy, length: int) -> str:
+    """Returns "truncated", or the kind of the error that `truncate` raises."""
+    try:
+        cache.truncate(length)
+    except (NotOffered, Broken):
+        raise
+    except Exception as error:
+        return error_of(error).kind
+    return "truncated"
+
+
+@check("MOVE-01ac", "tiered")
+def load_restores_tiers_and_positions(subject: Subject) -> None:
+    for warm in dict.fromkeys(subject.size("warm_length", wanted) for wanted in (0, 3)):
+        for evicted in (False, True):
+            run = TieredFixture(subject, warm_length=warm)
+            run.append(run.config["max_tokens"] + 3 if evicted else 7)
+            check_copies(run)
+
+
+@check("MOVE-01bc", "tiered")
+def load_restores_tokens_in_the_formats_in_which_they_are_stored(subject: Subject) -> None:
+    run = TieredFixture(subject, warm_length=0)
+    original = run.config["store_format"]
+    other = next((name for name in ("q8", "q4", "int8") if name != original and supports(subject, "store_format", name)), None)
+    if not other:
+        raise NotOffered("a second store format")
+    run.append(run.config["tail_length"] + 3)
+    for name in (other, original):
+        run.cache.update_policy(store_format=name)
+        run.append(2)
+    check_copies(run)

@@ -6,7 +6,7 @@ from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.outcome import NotOffered
 
 
-def truncated_to_nothing(cache: ObjectProxy) -> None:
+def clear_by_truncate(cache: ObjectProxy) -> None:
     try:
         cache.truncate(0)
     except Exception as error:
@@ -16,7 +16,7 @@ def truncated_to_nothing(cache: ObjectProxy) -> None:
 
 
 DERIVED = (
-    DerivedOperation("clear", "EDIT-01", ("truncate",), truncated_to_nothing),
+    DerivedOperation("clear", "EDIT-01", ("truncate",), clear_by_truncate),
     DerivedOperation("total_tokens", "TIER-06", ("stats",), lambda cache: cache.stats().total_tokens),
     DerivedOperation("total_tokens", "TIER-03", ("read",), lambda cache: len(cache.read()[0])),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kvref_conformance.families.tiered.tier_model import POLICY, settled
+from kvref_conformance.families.tiered.tier_model import reads_by_age
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC, dim_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
@@ -43,8 +43,7 @@ class TieredLawAdapter(LawAdapter):
         return self.cache.as_is("read")
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
-        policy = {name: self.cache.config[name] for name in POLICY}
-        return settled(keys, policy), settled(values, policy)
+        return reads_by_age(keys, self.cache.config), reads_by_age(values, self.cache.config)
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
         stats = self.cache.stats()

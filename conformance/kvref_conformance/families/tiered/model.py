@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.families.tiered.tier_model import TierModel, all_reached, can_go, way
+from kvref_conformance.families.tiered.tier_model import TierModel, can_store, reaches_store, remaining_formats
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attended
 from kvref_conformance.oracle.expectations import (  # fmt: skip
@@ -29,7 +29,7 @@ from kvref_conformance.oracle.token_storage import token_bytes
 
 STATISTICS = {"total_tokens": "TIER-06", "tail_tokens": "TIER-01", "warm_tokens": "TIER-14", "store_tokens": "TIER-02"}
 TIERS = ("tail", "warm", "store")
-WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "EDIT-06"}  # last call: clause to report
+TRUNCATIONS = {"truncate": "EDIT-01", "truncate, which it might have refused": "EDIT-06"}  # last call: clause to report
 ALLOWED = {"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED}
 
 
@@ -40,7 +40,7 @@ class Tiered(WholeCacheModel):
         **BLAMED,
         ("append", "total_tokens"): "TIER-05", ("clear", "total_tokens"): "LAW-05", ("clear", "read"): "LAW-05",
         ("policy", "read"): "TIER-10", ("policy", "stats"): "TIER-10", ("policy", "tier_of"): "TIER-10",
-        **{(op, seen): clause for op, clause in WENT_BACK.items() for seen in ("total_tokens", "stats", "read", "tier_of")},
+        **{(op, seen): clause for op, clause in TRUNCATIONS.items() for seen in ("total_tokens", "stats", "read", "tier_of")},
         "total_tokens": "TIER-06", "stats": "TIER-08", "tier_of": "TIER-01",
     }  # fmt: skip
 
@@ -48,7 +48,7 @@ class Tiered(WholeCacheModel):
         super().__init__()
         self.row, self.batch, self.policy = (num_kv_heads, head_dim), migration_batch, policy
         self.tiers = TierModel(**policy)
-        self.evicted = False  # whether the last append evicted tokens
+        self.last_append_evicted = False  # whether the last append evicted tokens
         self.unknown = False
 
     def looks(self) -> list[Look]:
@@ -62,32 +62,32 @@ class Tiered(WholeCacheModel):
     def append(self, keys: Any, values: Any) -> Expectation:
         shape = (None, *self.row)
         rows = float32(keys), float32(values)
-        held = [round_to(part, self.policy["tail_dtype"]) if self.policy["tail_length"] else part for part in rows]
+        rounded = [round_to(part, self.policy["tail_dtype"]) if self.policy["tail_length"] else part for part in rows]
         if wrong := wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong + not_finite(*held))
+            return self.refuse(wrong + not_finite(*rounded))
 
         def change(ok: Any) -> None:
-            self.evicted = len(self.tiers.tokens) + len(keys) > self.policy["max_tokens"]
+            self.last_append_evicted = len(self.tiers.tokens) + len(keys) > self.policy["max_tokens"]
             self.tiers.append(*rows)
 
-        def taken(ok: Any) -> None:
+        def accept_unknown(ok: Any) -> None:
             self.unknown = True
             self.tiers.append(*(np.zeros_like(part) for part in rows))
 
-        if finite(*rows) and not all(map(_storable, held)):
+        if finite(*rows) and not all(map(_storable, rounded)):
             return self.refuse([("NonFinite", "TIER-13")])
-        if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in held):
-            return AcceptedOrError("TIER-13", self.did("append", taken), refused=lambda: self.did("refused")(None))
-        if not (goes := self._goes(*rows)):
-            if goes is False:
+        if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in rounded):
+            return AcceptedOrError("TIER-13", self.did("append", accept_unknown), refused=lambda: self.did("refused")(None))
+        if not (storable := self._can_store(*rows)):
+            if storable is False:
                 return self.refuse([("NonFinite", "TIER-18")])
-            return AcceptedOrError("TIER-18", self.did("append", taken), refused=lambda: self.did("refused")(None))
+            return AcceptedOrError("TIER-18", self.did("append", accept_unknown), refused=lambda: self.did("refused")(None))
         return Expectation("LAW-04", self.did("append", change))
 
-    def _goes(self, keys: NDArray, values: NDArray) -> bool | None:
+    def _can_store(self, keys: NDArray, values: NDArray) -> bool | None:
         """Whether every tier of the policy can store the tokens. None if the spec allows both accepting and rejecting them."""
-        found = {can_go(part, way(self.policy)) for part in (keys, values)}
-        return True if found == {True} else False if False in found and all_reached(self.policy) else None
+        answers = {can_store(part, remaining_formats(self.policy)) for part in (keys, values)}
+        return True if answers == {True} else False if False in answers and reaches_store(self.policy) else None
 
     def shape(self) -> Any:
         return self.row, self.batch, self.policy
@@ -104,11 +104,11 @@ class Tiered(WholeCacheModel):
             if self.last != "append":
                 return self.blame("read")
             if self._displaced(index[0], got):
-                return "TIER-05" if self.evicted else "TIER-03"
+                return "TIER-05" if self.last_append_evicted else "TIER-03"
             token = self.tiers.tokens[index[0]]
             return "LAW-04" if token.tier == "tail" else "TIER-17" if token.format not in (*SYMMETRIC, *AFFINE) else "TIER-02"
 
-        clause = "TIER-05" if self.evicted else "TIER-03"
+        clause = "TIER-05" if self.last_append_evicted else "TIER-03"
         return ExpectedArrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)
 
     def _displaced(self, row: int, got: NDArray) -> bool:
@@ -136,12 +136,12 @@ class Tiered(WholeCacheModel):
         want: dict[str, Any] = {f"{tier}_tokens": self.tiers.count(tier) for tier in TIERS}
         want["total_tokens"] = len(self.tiers.tokens)
         for tier in TIERS:
-            held = [token.format for token in self.tiers.tokens if token.tier == tier]
-            want[f"{tier}_bytes"] = sum(2 * token_bytes(*self.row, format) for format in held)
+            formats = [token.format for token in self.tiers.tokens if token.tier == tier]
+            want[f"{tier}_bytes"] = sum(2 * token_bytes(*self.row, format) for format in formats)
         stored = sum(want[f"{tier}_bytes"] for tier in TIERS)
         plain = 8 * self.row[0] * self.row[1] * len(self.tiers.tokens)
         want["compression_ratio"] = plain / stored if stored else 1.0
-        named = self.last == "policy" or self.last in WENT_BACK
+        named = self.last == "policy" or self.last in TRUNCATIONS
         clauses = {name: self.blame("stats") if named else clause for name, clause in STATISTICS.items()}
         return ExactValue(self.blame("stats"), value=want, clauses=clauses)
 
@@ -159,13 +159,13 @@ class Tiered(WholeCacheModel):
             self.policy = new
             self.tiers.update_policy(**changes)
 
-        def changed(ok: Any) -> None:
+        def change_unknown(ok: Any) -> None:
             self.unknown = True
             change(ok)
 
-        if self.unknown or (goes := self.tiers.can_become(**changes)) is None:
-            return AcceptedOrError("TIER-18", self.did("policy", changed), refused=lambda: self.did("refused")(None))
-        if not goes:
+        if self.unknown or (storable := self.tiers.can_change_policy(**changes)) is None:
+            return AcceptedOrError("TIER-18", self.did("policy", change_unknown), refused=lambda: self.did("refused")(None))
+        if not storable:
             return self.refuse([("NonFinite", "TIER-18")])
         return Expectation("TIER-10", self.did("policy", change))
 
@@ -174,7 +174,7 @@ class Tiered(WholeCacheModel):
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
-            self.tiers = self.tiers.before(length)
+            self.tiers = self.tiers.replay_until(length)
 
         if length >= self.tiers.moved_at:
             return Expectation("EDIT-02" if length == self.tiers.appended else "EDIT-06", self.did("truncate", change))

@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import exactly
 from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.token_storage import storable, stored_again, tokens_as
 
-POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format", "max_tokens")
+# tier, the setting that is its room, the setting that is its format
+TIER_SETTINGS = (
+    ("tail", "tail_length", "tail_dtype"),
+    ("warm", "warm_length", "warm_format"),
+    ("store", "max_tokens", "store_format"),
+)
 
 
 @dataclass
@@ -31,13 +37,13 @@ class TierModel:
         self.tokens: list[StoredToken] = []
         self.appended = 0
         self.moved_at = 0  # value of `appended` when a token was last migrated or evicted
-        self._begun = dict(policy)
-        self.came: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # history: batches of appended tokens, and policy changes
+        self._first_policy = dict(policy)
+        self.history: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # appended tokens, and policy changes
 
     def append(self, keys: NDArray, values: NDArray) -> None:
-        self.came.append((keys, values))
+        self.history.append((keys, values))
         for key, value in zip(keys, values, strict=True):
-            self.tokens.append(StoredToken(self.appended, given(key), given(value), "new"))
+            self.tokens.append(StoredToken(self.appended, exactly(key), exactly(value), "new"))
             self.appended += 1
             self._settle()
             if len(self.tokens) > self.policy["max_tokens"]:
@@ -45,39 +51,36 @@ class TierModel:
 
     def update_policy(self, **changes: Any) -> None:
         self.policy |= changes
-        self.came.append(changes)
+        self.history.append(changes)
         self._settle()
 
-    def before(self, length: int) -> "TierModel":
+    def replay_until(self, length: int) -> "TierModel":
         """The state if no token at or after this position had ever been appended: all other calls are replayed (EDIT-03)."""
-        again = TierModel(**self._begun)
-        for each in self.came:
+        replayed = TierModel(**self._first_policy)
+        for each in self.history:
             if isinstance(each, dict):
-                again.update_policy(**each)
-            elif again.appended < length:
-                again.append(*(part[: length - again.appended] for part in each))
-        return again
+                replayed.update_policy(**each)
+            elif replayed.appended < length:
+                replayed.append(*(part[: length - replayed.appended] for part in each))
+        return replayed
 
-    def can_become(self, **changes: Any) -> bool | None:
+    def can_change_policy(self, **changes: Any) -> bool | None:
         """Whether all cached tokens could migrate under another policy. None if rounding decides (TIER-18)."""
         new = self.policy | changes
-        found = {can_go(part.values[None], way(new, token.tier)) for token in self.tokens for part in (token.key, token.value)}
-        return True if found <= {True} else False if False in found and all_reached(new) else None
+        parts = [(part.values[None], token.tier) for token in self.tokens for part in (token.key, token.value)]
+        answers = {can_store(values, remaining_formats(new, tier)) for values, tier in parts}
+        return True if answers <= {True} else False if False in answers and reaches_store(new) else None
 
     def read(self) -> tuple[ExpectedReads, ExpectedReads]:
-        return stacked(token.key for token in self.tokens), stacked(token.value for token in self.tokens)
+        return _stack_tokens(token.key for token in self.tokens), _stack_tokens(token.value for token in self.tokens)
 
     def count(self, tier: str) -> int:
         return sum(token.tier == tier for token in self.tokens)
 
     def _settle(self) -> None:
         """Assign tiers, newest token first: a token keeps its tier if there is room, or else moves to the next. None moves up."""
-        room = {"tail": self.policy["tail_length"], "warm": self.policy["warm_length"], "store": self.policy["max_tokens"]}
-        formats = {
-            "tail": self.policy["tail_dtype"],
-            "warm": self.policy["warm_format"],
-            "store": self.policy["store_format"],
-        }
+        room = {tier: self.policy[length] for tier, length, _ in TIER_SETTINGS}
+        formats = {tier: self.policy[format] for tier, _, format in TIER_SETTINGS}
         order, missing = list(room), [tier for tier, length in room.items() if length == 0]
         for token in reversed(self.tokens):
             first = 0 if token.tier == "new" else order.index(token.tier)
@@ -88,45 +91,36 @@ class TierModel:
                     continue
                 if token.tier != tier:
                     self.moved_at = self.moved_at if token.tier == "new" else self.appended
-                    token.key, token.value = (through(part, formats[tier]) for part in (token.key, token.value))
+                    token.key, token.value = (_store_token(part, formats[tier]) for part in (token.key, token.value))
                     token.tier, token.format = tier, formats[tier]
                 if room[tier] > 0:
                     room[tier] -= 1
                     break
 
 
-def way(policy: Mapping[str, Any], behind: str = "") -> list[str]:
+def remaining_formats(policy: Mapping[str, Any], tier: str = "") -> list[str]:
     """The formats that a token passes through in all tiers after the given one, or in all tiers if none is given."""
-    tiers = (
-        ("tail", "tail_length", "tail_dtype"),
-        ("warm", "warm_length", "warm_format"),
-        ("store", "max_tokens", "store_format"),
-    )
-    later = [name for name, _, _ in tiers].index(behind) + 1 if behind else 0
-    return [policy[format] for _, length, format in tiers[later:] if policy[length]]
+    later = [name for name, _, _ in TIER_SETTINGS].index(tier) + 1 if tier else 0
+    return [policy[format] for _, length, format in TIER_SETTINGS[later:] if policy[length]]
 
 
-def all_reached(policy: Mapping[str, Any]) -> bool:
-    """Whether tokens can reach every tier: no token reaches the store if tail and warm tier have room for max_tokens."""
+def reaches_store(policy: Mapping[str, Any]) -> bool:
+    """Whether tokens can reach the store: none does if tail and warm tier have room for max_tokens."""
     return bool(policy["tail_length"] + policy["warm_length"] < policy["max_tokens"])
 
 
-def given(token: NDArray) -> ExpectedReads:
-    return ExpectedReads(token, np.zeros(token.shape))
-
-
-def stacked(tokens: Iterable[ExpectedReads]) -> ExpectedReads:
+def _stack_tokens(tokens: Iterable[ExpectedReads]) -> ExpectedReads:
     values, slack = zip(*tokens, strict=True)
     return ExpectedReads(np.stack(values), np.stack(slack))
 
 
-def through(token: ExpectedReads, format: str) -> ExpectedReads:
+def _store_token(token: ExpectedReads, format: str) -> ExpectedReads:
     """The dequantized [num_kv_heads, head_dim] rows of a token after it is stored in a format."""
     values, slack = stored_again(token.values[None], token.slack[None], format)
     return ExpectedReads(values[0], slack[0])
 
 
-def can_go(tokens: NDArray, formats: Iterable[str]) -> bool | None:
+def can_store(tokens: NDArray, formats: Iterable[str]) -> bool | None:
     """Whether the first format can store the tokens, and each later format the rows dequantized from the one before.
 
     Returns None if rounding decides.
@@ -138,12 +132,12 @@ def can_go(tokens: NDArray, formats: Iterable[str]) -> bool | None:
     formats = list(formats)
     if np.abs(tokens).max(initial=0) < 3e4 or not any(format in (*IN_GROUPS, *ROTATED) for format in formats):
         return True
-    found = {_goes(tokens.astype(np.float64) * factor, formats) for factor in (0.99, 1.0, 1.01)}
-    return found.pop() if len(found) == 1 else None
+    answers = {_can_store(tokens.astype(np.float64) * factor, formats) for factor in (0.99, 1.0, 1.01)}
+    return answers.pop() if len(answers) == 1 else None
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _goes(tokens: NDArray, formats: list[str]) -> bool:
+def _can_store(tokens: NDArray, formats: list[str]) -> bool:
     rows = tokens.astype(np.float32)
     for format in formats if rows.size else ():
         if not (np.isfinite(rows).all() and storable(rows, format)):
@@ -152,7 +146,7 @@ def _goes(tokens: NDArray, formats: list[str]) -> bool:
     return bool(np.isfinite(rows).all())
 
 
-def settled(rows: NDArray, policy: Mapping[str, Any]) -> ExpectedReads:
+def reads_by_age(rows: NDArray, policy: Mapping[str, Any]) -> ExpectedReads:
     """The dequantized tokens [n, num_kv_heads, head_dim] after all are appended under one policy: `TierModel` from ages alone.
 
     The newest tail_length tokens are in the tail, the next warm_length in the warm tier, the rest in the store. Each token has
@@ -160,10 +154,10 @@ def settled(rows: NDArray, policy: Mapping[str, Any]) -> ExpectedReads:
     """
     values, slack = np.array(rows, np.float32), np.zeros(rows.shape)
     older = len(rows)  # number of tokens that are older than all tokens of the tiers before
-    for tier, format in (("tail_length", "tail_dtype"), ("warm_length", "warm_format"), ("max_tokens", "store_format")):
-        if policy[tier] and older:
+    for _, length, format in TIER_SETTINGS:
+        if policy[length] and older:
             before = slice(older)
             values[before], slack[before] = stored_again(values[before], slack[before], policy[format])
-            older = max(0, older - policy[tier])
-    kept = slice(max(0, len(rows) - policy["max_tokens"]), None)
-    return ExpectedReads(values[kept], slack[kept])
+            older = max(0, older - policy[length])
+    cached = slice(max(0, len(rows) - policy["max_tokens"]), None)
+    return ExpectedReads(values[cached], slack[cached])
