@@ -17,14 +17,20 @@ from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.testlib.fixtures import new
 from kvref_conformance.traces.checked_session import CheckedSession
 
-CONTENTS = ("length", "seq_len", "total_tokens", "gather", "read", "read_tokens")  # what `look` observes unless told otherwise
+READS = ("gather", "read", "read_tokens")
+CONTENTS = ("length", "seq_len", "total_tokens", *READS)  # what `look` observes unless told otherwise
 
 
 class JudgedCalls(CheckedSession):
     """Judges the calls of a subject. A wrong reply breaks the clause of the check, whichever clause the model names.
 
-    A call that no model covers is not judged.
+    A call that no model covers is not judged, nor are later calls of its object, because the model may have missed a change.
+    uncovered: by object, the operation of such a call.
     """
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self.uncovered: dict[int, str] = {}
 
     def call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
         try:
@@ -35,10 +41,16 @@ class JudgedCalls(CheckedSession):
 
     def _expect(self, subject: Subject, exchange: Exchange) -> None:
         self._expected = None
+        request = exchange.request
+        if request.on in self.uncovered:
+            return
         try:
             super()._expect(subject, exchange)
-        except UnknownObject:
-            return
+        except UnknownObject as unknown:
+            if isinstance(unknown.__cause__, AttributeError) and hasattr(self.runner.models.get(request.on or 0), request.name):
+                raise  # a mistake in the model
+            if request.on is not None:
+                self.uncovered[request.on] = request.op
 
     def _judge(self, exchange: Exchange) -> None:
         if self._expected is None:
@@ -69,15 +81,18 @@ class Session:
     def look(self, *names: str) -> None:
         """Makes the calls that read lengths and contents, or the calls with these names. The model judges the replies.
 
-        Raises Broken; NotOffered if the implementation provides none of them.
+        Raises Broken; NotOffered if the implementation provides none of them, or, by default, nothing that reads contents.
         """
+        if op := self.subject.judged.uncovered.get(self.cache.id):
+            raise NotOffered(f"contents that the model predicts, after a call of {op} that it does not cover")
         looks = [(name, args) for name, args in self.model.looks() if name in (names or CONTENTS)]
-        missing: list[NotOffered] = []
+        required = {name for name, _ in looks} & set(names or READS)
+        missing: dict[str, NotOffered] = {}
         for name, args in looks:
             try:
                 with self.subject.looking():
                     self.subject.judged.call(f"{self.model.family}.{name}", self.cache.id, args)
             except NotOffered as error:
-                missing.append(error)
-        if looks and len(missing) == len(looks):
-            raise missing[0]
+                missing[name] = error
+        if required and required <= missing.keys():
+            raise missing[min(required)]

@@ -294,32 +294,6 @@ def truncate_and_append(run: ChannelsFixture, length: int, count: int) -> None:
     run.append(count, factor=LOUD)
 
 
-@check("EDIT-01abc", "channels")
-def the_first_tokens_stay(subject: Subject) -> None:
-    run = ChannelsFixture(subject, narrow_format(subject))
-    run.append(run.residual - 1)
-    for length in (run.residual - 2, 3, 0):
-        before = run.cache.read(list(range(length)))
-        run.cache.truncate(length)
-        assert_equal(run.cache.length, length, f"length after truncate({length})")
-        assert_pair(run.read(), before, f"tokens after truncate({length})")
-        for position in (length, run.residual - 2):
-            with raises("PositionOutOfRange"):
-                run.cache.read([position])
-
-
-@check("EDIT-02ab", "channels")
-def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
-    run = ChannelsFixture(subject, narrow_format(subject))
-    run.append(run.residual + 2)
-    for length in subject.integers(len(run) + 1, run.config["max_tokens"] + 1, -1, -len(run)):
-        with raises("PositionOutOfRange"):
-            run.cache.truncate(length)
-        run.look()
-    run.cache.truncate(len(run))
-    run.look()
-
-
 @check("KIVI-08ab", "channels")
 def truncate_succeeds_while_the_residual_was_never_full(subject: Subject) -> None:
     for name in format_per_width(subject):
@@ -359,16 +333,3 @@ def truncate_to_quantized_tokens_restores_them_or_raises(subject: Subject) -> No
                 if len(run) == length:
                     run.append(2, factor=LOUD)
         truncate_and_append(run, 0, run.residual + 1)
-
-
-@check("EDIT-03", "channels")
-def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
-    for name in format_per_width(subject):
-        run = ChannelsFixture(subject, name)
-        run.append(run.residual - 2)
-        for length, count in ((run.residual - 4, 1), (5, 1)):
-            truncate_and_append(run, length, count)
-        run.append(run.residual, factor=LOUD)
-        run.cache.clear()
-        assert_equal(run.cache.length, 0, "length after clear")
-        truncate_and_append(run, 0, run.residual + 2)

@@ -25,7 +25,7 @@ from kvref_conformance.testlib.fixtures import (
     random_tokens,
 )
 from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable, edges
+from kvref_conformance.testlib.production_sizes import affordable
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
@@ -332,15 +332,6 @@ def holds(cache: ObjectProxy, given: Pair, length: int, when: str) -> None:
     assert_pair(cache.read(), leading(given, length, cache.config["dtype"]), f"tokens {when}")
 
 
-@check("EDIT-01ac", "contiguous")
-def the_first_tokens_stay(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *DTYPES):
-        cache, *given = filled(subject, 7, dtype=dtype)
-        for length in (6, 3, 2, 0):
-            cache.truncate(length)
-            holds(cache, (given[0], given[1]), length, f"of a {dtype} cache after truncate({length})")
-
-
 @check("EDIT-01d", "contiguous")
 def memory_stays_when_tokens_go(subject: Subject) -> None:
     cache, keys, _ = filled(subject, 7)
@@ -365,46 +356,6 @@ def raw_buffers_stay_the_same_memory_when_tokens_go(subject: Subject) -> None:
     cache.append(*more)
     seen = decode_buffer(subject.numpy(before), cache.config["dtype"])
     assert_same(seen[:, :, 2:3], more[0], "the key at position 2 of the buffer that raw returned before truncate and append")
-
-
-@check("EDIT-02a", "contiguous")
-def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
-    cache, *given = filled(subject, 5)
-    most = cache.config["max_seq_len"]
-    for length in subject.integers(6, max(6, most), most + 1, -1, -5, -6):
-        with raises("PositionOutOfRange"):
-            cache.truncate(length)
-        holds(cache, (given[0], given[1]), 5, f"after a rejected truncate({length}) of 5 tokens")
-
-
-@check("EDIT-02b", "contiguous")
-def as_many_tokens_as_there_are_may_stay(subject: Subject) -> None:
-    cache, *given = filled(subject, 5)
-    cache.truncate(5)
-    holds(cache, (given[0], given[1]), 5, "after truncate(5) of 5 tokens")
-    cache.truncate(3)
-    cache.truncate(3)
-    holds(cache, (given[0], given[1]), 3, "after truncate(3), twice")
-    empty = new(subject, "contiguous")
-    empty.truncate(0)
-    assert_equal(empty.seq_len, 0, "length of a new cache after truncate(0)")
-
-
-@check("EDIT-03", "contiguous")
-def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *DTYPES):
-        cache, *given = filled(subject, 4, dtype=dtype)
-        held: Pair = given[0], given[1]
-        for draft, length, more in ((3, 4, 1), (1, 3, 2), (2, 0, 6), (2, 7, 5)):  # the last removes one older token
-            at_least(cache, max_seq_len=12)
-            drafted = rows(subject, cache, draft)
-            cache.append(*drafted)
-            held = concatenate_tokens(held, drafted)
-            cache.truncate(length)
-            new_rows = rows(subject, cache, more)
-            cache.append(*new_rows)
-            held = concatenate_tokens((held[0][:, :, :length], held[1][:, :, :length]), new_rows)
-            holds(cache, held, length + more, f"of a {dtype} cache after a draft of {draft}, truncate({length}), append({more})")
 
 
 @check("EDIT-03", "contiguous")
@@ -570,23 +521,6 @@ def growth_is_counted_in_any_type(subject: Subject) -> None:
 
 
 @check("LAW-20", "contiguous")
-def tokens_go_in_any_type(subject: Subject) -> None:
-    keys, values = map(ContiguousLawAdapter(subject).laid_out, pair_of_tokens(subject, 110))
-
-    def going_back(typed: TypedIntegers) -> Iterator[Seen]:
-        cache = typed.new("contiguous", max_seq_len=300, initial_capacity=100)
-        at_least(cache, max_seq_len=160)
-        cache.append(keys, values)
-        for time in range(3):
-            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
-            cache.append(keys[:, :, :60], values[:, :, :60])
-            yield f"seq_len after an append of 60, call {time + 1}", cache.seq_len
-        yield "160 tokens", typed.call(cache, "read")
-
-    the_same_in_any_type(subject, going_back)
-
-
-@check("LAW-20", "contiguous")
 def rows_are_named_in_any_type(subject: Subject) -> None:
     subject.need(batch_size=2)
     batch = clamp_to_limits(subject, "contiguous", batch_size=3)["batch_size"]
@@ -659,24 +593,6 @@ def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
         append_content(cache, streams, range(at, stop), written, fused=not count % 2)
         at = stop
     assert_content(cache, streams, at, written)
-
-
-@check("LAW-18", "contiguous")
-def drafts_come_and_go_at_any_length(subject: Subject) -> None:
-    cache = new(subject, "contiguous", num_kv_heads=2, head_dim=96, initial_capacity=16, max_seq_len=600)
-    config, at = cache.config, 0
-    written = WrittenContent(config["num_kv_heads"], config["head_dim"])
-    own, another = [0] * config["batch_size"], [1] * config["batch_size"]
-    ends = edges(affordable(subject, config["max_seq_len"], 2) - 5)
-    for end in ends:
-        append_content(cache, own, range(at, end), written)
-        append_content(cache, another, range(end, end + 5), written)
-        cache.truncate(end)
-        assert_content(cache, [0], end, written)
-        at = end
-    for end in reversed(ends):
-        cache.truncate(end)
-        assert_content(cache, [0], end, written)
 
 
 @check("LAW-18", "contiguous")

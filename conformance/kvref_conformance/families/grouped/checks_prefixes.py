@@ -402,15 +402,3 @@ def what_is_truncated_never_came(subject: Subject) -> None:
         grown.up_to(sequence, 3 * size + 1, by=2)
         grown.look(sequence, f"a sequence after truncate to {length} tokens and appends of other tokens")
         grown.attends(sequence, 1, f"a sequence after truncate to {length} tokens and appends of other tokens")
-
-
-@check("EDIT-02ab", "grouped")
-def more_than_there_are_cannot_be_left(subject: Subject) -> None:
-    grown, sequence = one(subject, 7)
-    grown.up_to(sequence, 5, by=2)
-    for length in [6, *subject.integers(-1)]:
-        with raises("PositionOutOfRange"):
-            grown.cache.truncate(sequence, length)
-        grown.look(sequence, f"a sequence after truncate to {length} raised PositionOutOfRange")
-    grown.truncate(sequence, 5)
-    grown.look(sequence, "a sequence after truncate to its own length")

@@ -13,7 +13,7 @@ from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.formats.mla import TILE, records_of, row_as, row_bytes
 from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, may_raise, normal, raises, read, shaped
-from kvref_conformance.testlib.fixtures import at_least, construct, formats_of, new, random_tokens, round_to_input_dtype, supports
+from kvref_conformance.testlib.fixtures import at_least, formats_of, new, random_tokens, round_to_input_dtype, supports
 from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
 from kvref_conformance.testlib.production_sizes import affordable, edges
 from kvref_conformance.testlib.registry import check
@@ -320,49 +320,6 @@ def concatenate_pairs(first: Pair, second: Pair) -> Pair:
     return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
 
 
-@check("EDIT-01ac", "latent")
-def the_first_tokens_stay(subject: Subject) -> None:
-    for sizes in sizes_of_each_dtype(subject):
-        cache, (latent, rope) = create_with_tokens(subject, 7, **sizes)
-        for length in (6, 3, 0):
-            cache.truncate(length)
-            assert_contents(
-                subject, cache, (latent[:length], rope[:length]), f"of a {cache.config['dtype']} cache after truncate({length})"
-            )
-
-
-@check("EDIT-02ab", "latent")
-def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
-    cache, pair = create_with_tokens(subject, 5)
-    most = cache.config["max_tokens"]
-    for length in subject.integers(6, max(6, most), most + 1, -1, -5, -6):
-        with raises("PositionOutOfRange"):
-            cache.truncate(length)
-        assert_contents(subject, cache, pair, f"after truncate({length}) of 5 tokens raised PositionOutOfRange")
-    cache.truncate(5)
-    assert_contents(subject, cache, pair, "after truncate(5) of 5 tokens")
-
-
-@check("EDIT-03", "latent")
-def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
-    for sizes in sizes_of_each_dtype(subject):
-        cache, pair = create_with_tokens(subject, 4, **sizes)
-        at_least(cache, max_tokens=8)
-        for draft, length, more in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # the last keeps one of the draft
-            latent, rope = random_pair(subject, cache, draft)
-            drafted = round_to_input_dtype(subject, latent * LOUD), round_to_input_dtype(subject, rope * LOUD)
-            cache.append(*drafted)
-            pair = concatenate_pairs(pair, drafted)
-            cache.truncate(length)
-            pair = concatenate_pairs((pair[0][:length], pair[1][:length]), random_pair(subject, cache, more))
-            cache.append(pair[0][length:], pair[1][length:])
-            never = construct(subject, "latent", **cache.config)
-            never.append(*pair)
-            when = f"of a {cache.config['dtype']} cache after a draft of {draft}, truncate({length}) and an append of {more}"
-            assert_same(cache.read(), never.read(), f"rows {when}, compared with a cache without that draft")
-            assert_contents(subject, cache, pair, when)
-
-
 # Checks of LAW-01, LAW-16 and LAW-20 for this family.
 
 
@@ -395,24 +352,6 @@ def bytes_are_counted_whatever_the_sizes_are_given_in(subject: Subject) -> None:
         cache_of_type = typed.new("latent", **default_sizes(subject), max_tokens=100)
         cache_of_type.append(latent, rope)
         yield f"length and num_bytes of {len(latent)} rows", (cache_of_type.length, cache_of_type.num_bytes)
-
-    the_same_in_any_type(subject, script)
-
-
-@check("LAW-20", "latent")
-def tokens_go_whatever_the_length_is_given_in(subject: Subject) -> None:
-    cache = new(subject, "latent", **default_sizes(subject), max_tokens=200)
-    at_least(cache, max_tokens=170)
-    latent, rope = random_pair(subject, cache, 170)
-
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
-        shrinking = typed.new("latent", **default_sizes(subject), max_tokens=200)
-        shrinking.append(latent[:110], rope[:110])
-        for time in range(3):
-            yield f"truncate(100), call {time + 1}", typed.call(shrinking, "truncate", 100)
-            shrinking.append(latent[110:], rope[110:])
-            yield f"length after an append of 60, call {time + 1}", shrinking.length
-        yield "the rows after truncate and append", shrinking.read()
 
     the_same_in_any_type(subject, script)
 

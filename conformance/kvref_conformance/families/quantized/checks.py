@@ -40,7 +40,7 @@ from kvref_conformance.testlib.fixtures import (
     supports,
 )
 from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable, edges
+from kvref_conformance.testlib.production_sizes import affordable
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
@@ -313,16 +313,6 @@ def holds(cache: ObjectProxy, want: list[Pair], count: int, when: str) -> None:
         assert_pair(read, want[layer], f"layer {layer} {when}")
 
 
-@check("EDIT-01ac", "quantized")
-def the_first_tokens_of_every_layer_stay(subject: Subject) -> None:
-    for name in formats_of_tokens(subject):
-        cache, _ = cache_and_steps(subject, 7, format=name)
-        for length in (6, 3, 0):
-            before = held_by(cache, length)
-            cache.truncate(length)
-            holds(cache, before, length, f"of a {name} cache after truncate({length}), compared with before")
-
-
 @check("EDIT-01bc", "quantized")
 def what_went_cannot_be_read(subject: Subject) -> None:
     cache, _ = cache_and_steps(subject, 5)
@@ -346,18 +336,6 @@ def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
         holds(cache, before, 3, f"after truncate(3) of 4 tokens and 7 in layer {longer}")
 
 
-@check("EDIT-02ab", "quantized")
-def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
-    cache, _ = cache_and_steps(subject, 5)
-    capacity, before = cache.config["capacity"], held_by(cache, 5)
-    for length in subject.integers(6, max(6, capacity), capacity + 1, -1, -5, -6):
-        with raises("PositionOutOfRange"):
-            cache.truncate(length)
-        holds(cache, before, 5, f"after a rejected truncate({length}) of 5 tokens")
-    cache.truncate(5)
-    holds(cache, before, 5, "after truncate(5) of 5 tokens")
-
-
 @check("EDIT-02a", "quantized")
 def the_shortest_layer_says_how_many_may_stay(subject: Subject) -> None:
     subject.need(num_layers=2)
@@ -369,24 +347,6 @@ def the_shortest_layer_says_how_many_may_stay(subject: Subject) -> None:
         with raises("PositionOutOfRange"):
             cache.truncate(3)
         assert_equal(lengths(cache), before, f"lengths after a rejected truncate(3) of 2 tokens and 5 in layer {longer}")
-
-
-@check("EDIT-03", "quantized")
-def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
-    """The removed tokens are larger, or smaller, than all others."""
-    for name in formats_of_tokens(subject):
-        for loud in (float(LOUD), float(QUIET)):
-            cache, steps = cache_and_steps(subject, 4, format=name)
-            at_least(cache, capacity=8)
-            layers = cache.config["num_layers"]
-            for draft, length, more in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # the last removes one older token
-                drafted = [step(subject, layers, loud) for _ in range(draft)]
-                given(cache, drafted)
-                cache.truncate(length)
-                steps = (steps + drafted)[:length] + [step(subject, layers) for _ in range(more)]
-                given(cache, steps[length:])
-                when = f"of a {name} cache after a draft of {draft}, truncate({length}) and {more} steps"
-                holds(cache, never(subject, cache, steps), len(steps), f"{when}, compared with a cache without the draft")
 
 
 def never(subject: Subject, cache: ObjectProxy, steps: list[Pair]) -> list[Pair]:
@@ -557,23 +517,6 @@ def append_leaves_other_layers_unchanged(subject: Subject) -> None:
     session.look()
 
 
-@check("LAW-20", "quantized")
-def tokens_go_whatever_the_length_is_given_in(subject: Subject) -> None:
-    keys, values = pair_of_tokens(subject, 110)
-
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
-        cache = typed.new("quantized", num_layers=1, capacity=200)
-        at_least(cache, capacity=200)
-        cache.append(0, keys, values)
-        for time in range(3):
-            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
-            cache.append(0, keys[:60], values[:60])
-            yield f"length after an append of 60, call {time + 1}", cache.length(0)
-        yield "tokens 159 and 100", typed.call(cache, "read_tokens", 0, [159, 100])
-
-    the_same_in_any_type(subject, script)
-
-
 # Checks of LAW-18: rows and scales of the quantized cache at high positions of each layer.
 
 
@@ -606,26 +549,6 @@ def assert_content(subject: Subject, cache: ObjectProxy, layer: int, positions: 
     )
     exact = subject.level == "exact"
     belongs(cache.read_tokens(layer, ordered), 0, layer, ordered, written, exact, (keys, values))
-
-
-@check("LAW-18", "quantized")
-def drafts_come_and_go_at_any_length(subject: Subject) -> None:
-    for format in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
-        cache = new(subject, "quantized", num_layers=3, capacity=600, num_kv_heads=3, head_dim=96, format=format)
-        written, layers, at = (
-            WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"]),
-            cache.config["num_layers"],
-            0,
-        )
-        ends = edges(affordable(subject, cache.config["capacity"], 2 * layers) - 5)
-        for end in (*ends, *reversed(ends)):
-            for layer in range(layers if end > at else 0):
-                for stream, positions in ((0, range(at, end)), (1, range(end, end + 5))):
-                    append_content(cache, layer, stream, positions, written)
-            cache.truncate(end)
-            for layer in range(layers):
-                assert_content(subject, cache, layer, {0, end // 2, max(0, end - 2), end - 1}, written)
-            at = end
 
 
 # Checks of FMT-ROT: a cache in rotated formats.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.families.sharded.law_adapter import CALLS_OF_A_RANK
+from kvref_conformance.families.sharded.law_adapter import CALLS_OF_A_RANK, grids
 from kvref_conformance.families.sharded.model import NUMBER_BYTES, Sharded
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import PLAIN
@@ -27,7 +27,6 @@ from kvref_conformance.testlib.assertions import (
     raises,
 )
 from kvref_conformance.testlib.fixtures import (
-    at_least,
     clamp_to_limits,
     construct,
     formats_of,
@@ -42,29 +41,9 @@ from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, content, pair_of_content
 
-GRIDS = ((4, 3), (1, 3), (2, 1), (2, 2), (4, 1), (1, 4), (1, 1))  # rows and columns of ranks; with two heads, 4 rows are copies
 HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6), (6, 2), (9, 3), (8, 2))  # kv heads and rows
 PARTS = (1, 2, 5, 1, 3, 1, 4)  # lengths of consecutive appends
 CONTENTS = ("length", "positions", "read_rank")
-
-
-def grids(subject: Subject, *wanted: tuple[int, int], **sizes: Any) -> Iterator[dict[str, Any]]:
-    """Configurations for each grid (rows, columns), GRIDS by default. Sizes outside the limits are replaced by the nearest
-    allowed size. Each configuration occurs once.
-
-    Raises NotOffered if the limits allow no grid.
-    """
-    tried = list[dict[str, Any]]()
-    for rows, columns in wanted or GRIDS:
-        try:
-            config = clamp_to_limits(subject, "sharded", **{"head_ranks": rows, "token_ranks": columns} | sizes)
-        except NotOffered:
-            continue
-        if config not in tried:
-            tried.append(config)
-            yield config
-    if not tried:
-        raise NotOffered("a grid of ranks, within its limits, over which its heads can be divided or copied")
 
 
 def heads_and_rows(subject: Subject) -> Iterator[dict[str, Any]]:
@@ -384,65 +363,9 @@ def attend_with_more_queries_than_tokens_raises(subject: Subject) -> None:
 WANTED = ((2, 3), (4, 1), (1, 2))
 
 
-@check("EDIT-01ac", "sharded")
-def the_first_tokens_stay_on_every_rank(subject: Subject) -> None:
-    for config in grids(subject, *WANTED):
-        run = ShardedFixture(subject, **config)
-        turn = run.per_entry
-        run.append(2 * turn + 1)
-        for length in dict.fromkeys((len(run), 2 * turn, 2 * turn - 1, turn + 1, turn, run.size + 1, run.size, 1, 0)):
-            if length <= len(run):
-                run.cache.truncate(length)
-                run.look()
-
-
-@check("EDIT-02ab", "sharded")
-def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
-    for config in grids(subject, *WANTED):
-        run = ShardedFixture(subject, **config)
-        run.append(5)
-        for length in subject.integers(6, max(6, run.room), run.room + 1, -1, -5):
-            with raises("PositionOutOfRange"):
-                run.cache.truncate(length)
-            run.look()
-        run.cache.truncate(len(run))
-        run.look()
-
-
-@check("EDIT-03", "sharded")
-def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
-    for config in grids(subject, *WANTED):
-        run = ShardedFixture(subject, **config)
-        turn = run.per_entry
-        run.append(run.size + 1)
-        for draft, back, more in ((turn, turn, 1), (3, 2, 2), (run.size, run.size + 1, turn), (1, 1, 1)):
-            run.append(draft)
-            run.cache.truncate(max(0, len(run) - back))
-            run.append(more)
-            run.look()
-
-
 # LAW-20: a law in the form that applies to this family only.
 
 SIZES = {"token_ranks": 2, "block_size": 8, "num_blocks": 20}
-
-
-@check("LAW-20", "sharded")
-def tokens_go_in_any_type(subject: Subject) -> None:
-    keys, values = pair_of_tokens(subject, 110)
-
-    def going_back(typed: TypedIntegers) -> Iterator[Seen]:
-        cache = typed.new("sharded", **SIZES)
-        config = cache.config
-        at_least(cache, num_blocks=-(-160 // (config["block_size"] * config["token_ranks"])))
-        cache.append(keys, values)
-        for time in range(3):
-            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
-            cache.append(keys[:60], values[:60])
-            yield f"length after an append of 60, call {time + 1}", cache.length
-        yield "160 tokens", typed.call(cache, "read")
-
-    the_same_in_any_type(subject, going_back)
 
 
 @check("LAW-20", "sharded")

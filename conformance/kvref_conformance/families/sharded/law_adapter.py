@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.families.sharded.fixture import grids
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import queries
-from kvref_conformance.testlib.fixtures import different_size, pair_of_tokens
+from kvref_conformance.testlib.fixtures import clamp_to_limits, different_size, pair_of_tokens
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
@@ -22,6 +21,28 @@ from kvref_conformance.testlib.law_adapter import (
 )
 
 CALLS_OF_A_RANK = ("read_rank", "heads", "positions", "block_table", "num_bytes", "lose", "lose_in_append")
+
+
+GRIDS = ((4, 3), (1, 3), (2, 1), (2, 2), (4, 1), (1, 4), (1, 1))  # rows and columns of ranks; with two heads, 4 rows are copies
+
+
+def grids(subject: Subject, *wanted: tuple[int, int], **sizes: Any) -> Iterator[dict[str, Any]]:
+    """Configurations for each grid (rows, columns), GRIDS by default. Sizes outside the limits are replaced by the nearest
+    allowed size. Each configuration occurs once.
+
+    Raises NotOffered if the limits allow no grid.
+    """
+    tried = list[dict[str, Any]]()
+    for rows, columns in wanted or GRIDS:
+        try:
+            config = clamp_to_limits(subject, "sharded", **{"head_ranks": rows, "token_ranks": columns} | sizes)
+        except NotOffered:
+            continue
+        if config not in tried:
+            tried.append(config)
+            yield config
+    if not tried:
+        raise NotOffered("a grid of ranks, within its limits, over which its heads can be divided or copied")
 
 
 def rows_for(subject: Subject, heads: int) -> int:

@@ -41,7 +41,7 @@ from kvref_conformance.testlib.fixtures import (
     supports,
 )
 from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable, edges
+from kvref_conformance.testlib.production_sizes import affordable
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
 from kvref_conformance.testlib.thread_stress import THREADS, in_threads
@@ -261,23 +261,6 @@ def tier_of_an_evicted_or_cleared_token_raises(subject: Subject) -> None:
     assert_equal(cache.tier_of(0), newest, "tier of the first token after clear")
 
 
-@check("LAW-20", "tiered")
-def tokens_go_in_any_type(subject: Subject) -> None:
-    keys, values = pair_of_tokens(subject, 110)
-
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
-        cache = typed.new("tiered", max_tokens=400, tail_length=200, migration_batch=64)
-        cache.append(keys, values)
-        for time in range(3):
-            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
-            cache.append(keys[:60], values[:60])
-            yield f"total_tokens after an append of 60, call {time + 1}", cache.total_tokens
-        yield "tier of position 159", typed.call(cache, "tier_of", 159)
-        yield "160 tokens", typed.call(cache, "read")
-
-    the_same_in_any_type(subject, script)
-
-
 # LAW-18: production sizes, at which every tier is refilled many times.
 
 
@@ -309,30 +292,6 @@ def check_migration_at_production_sizes(subject: Subject, heads: int, dim: int, 
         wanted = reads_by_age(keys, config), reads_by_age(values, config)
         written.up_to(0, 0, at)
         belongs(cache.read(), 0, 0, range(first, at), written, subject.level == "exact", wanted)
-
-
-@check("LAW-18", "tiered")
-def drafts_come_and_go_at_any_length(subject: Subject) -> None:
-    for store in subject.formats("q4", "q8", "int8", "float8_e4m3fn"):
-        cache = new(
-            subject, "tiered", num_kv_heads=1, head_dim=64, max_tokens=900, tail_length=530, warm_length=66,
-            store_format=store, migration_batch=64,
-        )  # fmt: skip
-        config, at = cache.config, 0
-        written = WrittenContent(config["num_kv_heads"], config["head_dim"])
-        newest = next(config[name] for name in ("tail_length", "warm_length", "max_tokens") if config[name])
-        ends = edges(affordable(subject, newest, 2) - 5)
-        for end in (*ends, *reversed(ends), *(end + newest for end in ends[-1:])):  # the last length makes tokens migrate
-            if end > at:
-                append_tagged_content(cache, 0, range(at, end), written)
-            if end in ends:
-                append_tagged_content(cache, 1, range(max(at, end), max(at, end) + 5), written)
-                cache.truncate(end)
-            first = max(0, end - config["max_tokens"])
-            keys, values = pair_of_content(0, 0, range(first, end), written.heads, written.dim)
-            wanted = reads_by_age(keys, config), reads_by_age(values, config)
-            belongs(cache.read(), 0, 0, range(first, end), written, subject.level == "exact", wanted)
-            at = end
 
 
 def append_tagged_content(cache: ObjectProxy, stream: int, positions: range, written: WrittenContent) -> None:
