@@ -28,6 +28,7 @@ FAMILY = Family(
         *(f"SHARE-{n:02}" for n in (3, 4, 5, 6, 7)),
         *(f"EDIT-{n:02}" for n in (1, 2, 4, 10)),
         *(f"MOVE-{n:02}" for n in (1, 2, 3, 4, 7)),
+        "WIN-09",
     ),
     gives={"create": "sequence", "fork": "sequence", "save": "data"},
     several={"sequences": "sequence"},

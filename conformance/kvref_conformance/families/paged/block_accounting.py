@@ -81,18 +81,6 @@ def need_tokens(subject: Subject) -> None:
         raise NotOffered("tokens, where its limits say tables_alone")
 
 
-def stay(
-    subject: Subject, cache: ObjectProxy, sequence: int, before: list[list[int]], released: int, when: str
-) -> list[list[int]]:
-    """Returns the tables of a sequence. If it stores no tokens, raises Broken unless earlier entries are unchanged."""
-    now = [blocks_of(cache, sequence, layer) for layer in layers_of(cache)]
-    if tables_alone(subject):
-        for layer, blocks in enumerate(now):
-            left = [NO_BLOCK] * released + (before[layer][released:] if before else [])
-            assert_equal(blocks[: len(left)], left, f"the first entries of layer {layer}'s block table {when}")
-    return now
-
-
 def write_or_ensure_capacity(
     subject: Subject, cache: ObjectProxy, sequence: int, layer: int, start: int, keys: NDArray, values: NDArray
 ) -> None:

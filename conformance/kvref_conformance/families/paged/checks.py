@@ -1,6 +1,9 @@
-"""Checks of PAGED: sequences in blocks."""
+"""Checks of PAGED: sequences in blocks; and of the laws about blocks, sequences and layers."""
 
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,15 +14,15 @@ from kvref_conformance.families.paged.block_accounting import (
     in_use,
     just_room,
     layers_of,
+    offered,
     reserve,
     room,
-    stay,
     tables_alone,
     to_be_filled,
     with_room,
     write_or_ensure_capacity,
 )
-from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.families.paged.fixture import PagedFixture, Pair, small_session
 from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.outcome import Declined, NotOffered
 from kvref_conformance.testlib.assertions import (
@@ -28,63 +31,53 @@ from kvref_conformance.testlib.assertions import (
     assert_within,
     default_scale,
     expected_attention,
-    may_raise,
     queries,
     raises,
     true,
 )
 from kvref_conformance.testlib.fixtures import blocks_of, new, pair_of_tokens, random_tokens
+from kvref_conformance.testlib.integer_types import REFUSED, Seen, TypedIntegers, the_same_in_any_type
 from kvref_conformance.testlib.registry import check
 
-Pair = tuple[NDArray, NDArray]
 
-
-def written(
-    subject: Subject, blocks: int, more: int, entries: int = 4, **sizes: Any
-) -> tuple[ObjectProxy, int, NDArray, NDArray]:
-    """Returns a cache, a sequence, and its tokens in layer 0: they fill `blocks` blocks, with `more` further tokens."""
-    cache = with_room(subject, entries, **sizes)
-    keys, values = pair_of_tokens(subject, blocks * cache.config["block_size"] + more)
-    sequence = cache.create()
-    write_or_ensure_capacity(subject, cache, sequence, 0, 0, keys, values)
-    return cache, sequence, keys, values
-
-
-def joined(*pairs: Pair) -> Pair:
-    keys, values = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    return keys, values
+def filled_session(subject: Subject, blocks: int, more: int, entries: int = 4, **sizes: Any) -> tuple[PagedFixture, int, int]:
+    """Returns a session, a sequence, and its length in layer 0: `blocks` full blocks and `more` tokens."""
+    session = small_session(subject, entries, sequences=1, **sizes)
+    sequence, length = session.cache.create(), blocks * session.size + more
+    write_or_ensure_capacity(subject, session.cache, sequence, 0, 0, *session.random_tokens(length))
+    return session, sequence, length
 
 
 @check("PAGED-01ab", "paged")
-def ids_are_never_used_again(subject: Subject) -> None:
-    cache, seen, kept = with_room(subject, 1), set[int](), 0
+def create_returns_an_id_that_was_never_used(subject: Subject) -> None:
+    cache, used, live = with_room(subject, 1), set[int](), 0
     for _ in range(4):
-        keep = kept < subject.size("sequences", 5) - 1
-        made = [cache.create() for _ in range(1 + keep)]
-        true(len({*made}) == len(made) and not {*made} & seen, "ids of new sequences", f"distinct ids not in {seen}", made)
-        seen |= {*made}
-        kept += keep
-        cache.drop(made[-1])
+        keep = live < subject.size("sequences", 5) - 1
+        ids = [cache.create() for _ in range(1 + keep)]
+        true(len({*ids}) == len(ids) and not {*ids} & used, "ids of new sequences", f"distinct ids not in {used}", ids)
+        used |= {*ids}
+        live += keep
+        cache.drop(ids[-1])
         with raises("SequenceNotFound"):
-            cache.gather(made[-1], 0)
+            cache.gather(ids[-1], 0)
 
 
 @check("PAGED-02a", "paged")
-def a_new_sequence_holds_no_block(subject: Subject) -> None:
+def create_allocates_no_block(subject: Subject) -> None:
     cache = with_room(subject, 1)
     sequence = cache.create()
     in_use(subject, cache, {sequence: 0}, "after create")
 
 
 @check("PAGED-02b", "paged")
-def a_new_sequence_holds_no_token(subject: Subject) -> None:
+def create_returns_an_empty_sequence(subject: Subject) -> None:
     cache = with_room(subject, 1)
     sequence = cache.create()
     assert_equal({cache.length(sequence, layer) for layer in layers_of(cache)}, {0}, "lengths of a new sequence")
 
 
 @check("PAGED-03", "paged")
-def blocks_come_when_needed(subject: Subject) -> None:
+def write_allocates_blocks_when_needed(subject: Subject) -> None:
     for size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 3, 4)):
         most = max(13, 2 * size + 1)
         cache = with_room(subject, -(-most // size) + 1, block_size=size)
@@ -95,20 +88,17 @@ def blocks_come_when_needed(subject: Subject) -> None:
 
 
 @check("PAGED-04ab", "paged")
-def capacity_is_ensured_once(subject: Subject) -> None:
-    cache = with_room(subject, 4)
-    sequence, size = cache.create(), cache.config["block_size"]
-    tables = list[list[int]]()
+def ensure_capacity_allocates_only_missing_entries(subject: Subject) -> None:
+    session = small_session(subject, 4, sequences=1)
+    sequence, size = session.cache.create(), session.size
     for count, entries in ((2 * size + 1, 3), (2 * size + 1, 3), (size - 1, 3), (0, 3), (3 * size, 3), (3 * size + 1, 4)):
         if count or not tables_alone(subject):  # without tokens it need not accept 0
-            cache.ensure_capacity(sequence, count)
-        in_use(subject, cache, {sequence: entries}, f"after ensure_capacity({count})")
-        if tables_alone(subject):
-            tables = stay(subject, cache, sequence, tables, 0, f"after ensure_capacity({count})")
+            session.cache.ensure_capacity(sequence, count)
+        in_use(subject, session.cache, {sequence: entries}, f"after ensure_capacity({count})")
 
 
 @check("PAGED-05a", "paged")
-def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
+def ensure_capacity_without_room_allocates_nothing(subject: Subject) -> None:
     cache = just_room(subject, 3)
     sequence, size, entries = cache.create(), cache.config["block_size"], room(cache)
     cache.ensure_capacity(sequence, (entries - 2) * size)
@@ -120,7 +110,7 @@ def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
 
 
 @check("PAGED-05b", "paged")
-def a_write_that_does_not_fit_takes_nothing(subject: Subject) -> None:
+def write_without_room_allocates_nothing(subject: Subject) -> None:
     cache = to_be_filled(subject, 3, one_short=True)
     sequence, entries = cache.create(), room(cache)
     count = entries * cache.config["block_size"]
@@ -131,7 +121,7 @@ def a_write_that_does_not_fit_takes_nothing(subject: Subject) -> None:
 
 
 @check("PAGED-05a", "paged")
-def a_request_that_fits_no_pool_takes_nothing(subject: Subject) -> None:
+def ensure_capacity_beyond_any_pool_allocates_nothing(subject: Subject) -> None:
     cache = with_room(subject, 1)
     sequence = cache.create()
     for count in (2**31, 2**53 - 1):
@@ -144,9 +134,9 @@ def a_request_that_fits_no_pool_takes_nothing(subject: Subject) -> None:
 
 
 @check("PAGED-06ab", "paged")
-def a_slot_is_block_times_size_plus_offset(subject: Subject) -> None:
-    cache, sequence, keys, _ = written(subject, 3, 2)
-    size, length = cache.config["block_size"], len(keys)
+def slot_mapping_is_block_times_size_plus_offset(subject: Subject) -> None:
+    session, sequence, length = filled_session(subject, 3, 2)
+    size, cache = session.size, session.cache
     try:
         table = cache.block_table(sequence, 0)
     except Declined:  # then the slots themselves show the blocks
@@ -161,35 +151,34 @@ def a_slot_is_block_times_size_plus_offset(subject: Subject) -> None:
 
 
 @check("PAGED-07ab", "paged")
-def dropping_gives_back_every_block(subject: Subject) -> None:
-    cache, sequence, _, _ = written(subject, 3, 1, 6)
+def drop_frees_every_block_of_the_sequence(subject: Subject) -> None:
+    session, sequence, _ = filled_session(subject, 3, 1, 6)
+    cache, last, count = session.cache, session.layers[-1], session.size + 1
     others = [cache.create() for _ in range(subject.size("sequences", 2) - 1)]
-    last, rows = layers_of(cache)[-1], pair_of_tokens(subject, cache.config["block_size"] + 1)
     for other in others:
-        write_or_ensure_capacity(subject, cache, other, last, 0, *rows)
+        write_or_ensure_capacity(subject, cache, other, last, 0, *session.random_tokens(count))
     cache.drop(sequence)
     in_use(subject, cache, dict.fromkeys(others, 2), "after a drop")
+    if others and not tables_alone(subject):
+        session.look()
     for other in others:
-        if not tables_alone(subject):
-            assert_pair(cache.gather(other, last), rows, "the remaining sequence")
         cache.drop(other)
     in_use(subject, cache, {}, "after the last drop")
 
 
 @check("PAGED-08", "paged")
-def an_unknown_sequence_raises(subject: Subject) -> None:
-    cache = with_room(subject, 1)
+def any_operation_on_an_unknown_sequence_raises(subject: Subject) -> None:
+    session, num_calls = small_session(subject, 1, sequences=1), 0
+    cache, layers = session.cache, len(session.layers)
     sequences = [cache.create() for _ in range(subject.size("sequences", 2))]
     dropped = sequences.pop()
     cache.drop(dropped)
-    known = sequences[0] if sequences else cache.create()
-    (keys, values), made = pair_of_tokens(subject, 1), 0
-    cache.write(known, 0, 0, keys, values)
-    step, query = (
-        np.stack([keys] * len(layers_of(cache))),
-        random_tokens(subject, 1, subject.heads * subject.size("group_size", 1)),
-    )
-    for unknown in subject.integers(dropped, max(dropped, known) + 1, -1):
+    live = sequences[0] if sequences else cache.create()
+    keys, values = session.random_tokens(1)
+    cache.write(live, 0, 0, keys, values)
+    step = np.stack([keys] * layers)
+    query = random_tokens(subject, 1, subject.heads * subject.size("group_size", 1))
+    for unknown in subject.integers(dropped, max(dropped, live) + 1, -1):
         for method, *arguments in (
             ("drop", unknown), ("fork", unknown), ("truncate", unknown, 0), ("remove", unknown, 0, 0),
             ("ensure_capacity", unknown, 1), ("write", unknown, 0, 0, keys, values), ("read", unknown, 0, [0]),
@@ -200,25 +189,24 @@ def an_unknown_sequence_raises(subject: Subject) -> None:
             with suppress(NotOffered):
                 with raises("SequenceNotFound"):
                     getattr(cache, str(method))(*arguments)
-                made += 1
-    if not made:
+                num_calls += 1
+    if not num_calls:
         raise NotOffered("an operation on a sequence")
-    assert_pair(cache.gather(known, 0), (keys, values), "the live sequence")
+    session.look()
 
 
 @check("PAGED-09a", "paged")
-def length_counts_what_was_written(subject: Subject) -> None:
-    cache, sequence, keys, _ = written(subject, 1, 1)
-    for count in (len(keys), len(keys) + 1):
-        want = [count] + [0] * (len(layers_of(cache)) - 1)
-        assert_equal(
-            [cache.length(sequence, layer) for layer in layers_of(cache)], want, f"lengths after {count} tokens in layer 0"
-        )
-        cache.write(sequence, 0, count, *pair_of_tokens(subject, 1))
+def length_counts_the_tokens_of_each_layer(subject: Subject) -> None:
+    session, sequence, length = filled_session(subject, 1, 1)
+    for count in (length, length + 1):
+        want = [count] + [0] * (len(session.layers) - 1)
+        lengths = [session.cache.length(sequence, layer) for layer in session.layers]
+        assert_equal(lengths, want, f"lengths after {count} tokens in layer 0")
+        session.write(sequence, 0, count, 1)
 
 
 @check("PAGED-09b", "paged")
-def capacity_is_no_length(subject: Subject) -> None:
+def ensure_capacity_changes_no_length(subject: Subject) -> None:
     cache = with_room(subject, 3)
     sequence = cache.create()
     cache.ensure_capacity(sequence, 3 * cache.config["block_size"])
@@ -226,65 +214,52 @@ def capacity_is_no_length(subject: Subject) -> None:
 
 
 @check("PAGED-09ac", "paged")
-def overwriting_changes_no_length(subject: Subject) -> None:
-    cache, sequence, keys, _ = written(subject, 1, 3)
-    length = len(keys)
-    cache.write(sequence, 0, 1, *pair_of_tokens(subject, 2))
-    assert_equal(cache.length(sequence, 0), length, "length after overwriting 2 tokens in the middle")
-    cache.write(sequence, 0, length - 1, *pair_of_tokens(subject, 2))
-    assert_equal(cache.length(sequence, 0), length + 1, "length after overwriting the last token and appending one")
+def write_before_the_end_changes_no_length(subject: Subject) -> None:
+    session, sequence, length = filled_session(subject, 1, 3)
+    session.write(sequence, 0, 1, 2)
+    assert_equal(session.cache.length(sequence, 0), length, "length after overwriting 2 tokens in the middle")
+    session.write(sequence, 0, length - 1, 2)
+    what = "length after overwriting the last token and appending one"
+    assert_equal(session.cache.length(sequence, 0), length + 1, what)
 
 
 @check("PAGED-10", "paged")
-def there_are_no_holes(subject: Subject) -> None:
-    cache, sequence, keys, values = written(subject, 1, 1)
-    length = len(keys)
-    for start in subject.integers(length + 1, length + 2, 10 * cache.config["block_size"], -1):
+def write_past_the_end_raises(subject: Subject) -> None:
+    session, sequence, length = filled_session(subject, 1, 1)
+    for start in subject.integers(length + 1, length + 2, 10 * session.size, -1):
         with raises("PositionOutOfRange", *["OutOfBlocks"] * (start > length + 2)):  # a small pool has too few blocks for it
-            cache.write(sequence, 0, start, *pair_of_tokens(subject, 1))
-    for layer in layers_of(cache)[1:]:
+            session.write(sequence, 0, start, 1)
+    for layer in session.layers[1:]:
         with raises("PositionOutOfRange"):
-            cache.write(sequence, layer, 1, *pair_of_tokens(subject, 1))
-    assert_pair(cache.gather(sequence, 0), (keys, values), "tokens after rejected writes past the end")
+            session.write(sequence, layer, 1, 1)
+    session.look()
 
 
 @check("PAGED-11ab", "paged")
-def overwriting_changes_one_position(subject: Subject) -> None:
-    cache, sequence, keys, values = written(subject, 3, 1)
-    size = cache.config["block_size"]
-    for position in (0, size - 1, size, 3 * size):
-        new_keys, new_values = pair_of_tokens(subject, 1)
-        cache.write(sequence, 0, position, new_keys, new_values)
-        keys[position], values[position] = new_keys[0], new_values[0]
-        assert_pair(cache.gather(sequence, 0), (keys, values), f"tokens after overwriting position {position}")
+def write_before_the_end_changes_no_other_position(subject: Subject) -> None:
+    session, sequence, length = filled_session(subject, 3, 1)
+    for position in (0, session.size - 1, session.size, length - 1):
+        keys, values = (np.array(part) for part in session.cache.gather(sequence, 0))
+        key, value = session.random_tokens(1)
+        session.cache.write(sequence, 0, position, key, value)
+        keys[position], values[position] = key[0], value[0]
+        assert_pair(session.cache.gather(sequence, 0), (keys, values), f"tokens after overwriting position {position}")
 
 
 @check("PAGED-14", "paged")
-def any_block_size_works(subject: Subject) -> None:
-    for size in block_sizes(subject):
-        cache, sequence, keys, values = written(subject, 1, 10, -(-25 // size) + 2, block_size=size)
-        more = pair_of_tokens(subject, max(4, size))
-        cache.write(sequence, 0, len(keys), *more)
-        want = joined((keys, values), more)
-        assert_pair(cache.gather(sequence, 0), want, f"{len(want[0])} tokens in blocks of {size}")
-
-
-@check("PAGED-14", "paged")
-def tokens_are_overwritten_in_blocks_of_any_size(subject: Subject) -> None:
-    for size in block_sizes(subject):
-        cache, sequence, keys, values = written(subject, 1, 10, -(-25 // size) + 2, block_size=size)
-        start, more = len(keys) - 2, pair_of_tokens(subject, max(6, size))
-        cache.write(sequence, 0, start, *more)
-        want = joined((keys[:start], values[:start]), more)
-        assert_pair(cache.gather(sequence, 0), want, f"{len(want[0])} tokens in blocks of {size}")
-
-
-def block_sizes(subject: Subject) -> list[int]:
-    return list(dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 5, 7, 16)))
+def write_works_with_any_block_size(subject: Subject) -> None:
+    for size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 5, 7, 16)):
+        session, sequence, length = filled_session(subject, 1, 10, -(-25 // size) + 2, block_size=size)
+        more = session.random_tokens(max(4, size))
+        session.cache.write(sequence, 0, length, *more)
+        keys, values = session.cache.gather(sequence, 0)
+        assert_pair((keys[length:], values[length:]), more, f"tokens from position {length} on in blocks of {size}")
+        if offered(partial(session.write, sequence, 0, length - 2, max(6, size))):
+            session.look()
 
 
 @check("PAGED-15a", "paged")
-def utilization_follows_the_pool(subject: Subject) -> None:
+def utilization_is_the_share_of_allocated_blocks(subject: Subject) -> None:
     cache = with_room(subject, 4)
     assert_equal(cache.utilization, 0.0, "utilization of a new cache")
     sequence = cache.create()
@@ -297,221 +272,192 @@ def utilization_follows_the_pool(subject: Subject) -> None:
 
 
 @check("PAGED-15b", "paged")
-def utilization_of_no_blocks_is_0(subject: Subject) -> None:
+def utilization_of_0_blocks_is_0(subject: Subject) -> None:
     if subject.size("num_blocks", 0):
         raise NotOffered(f"a cache of 0 blocks, where its limits say {subject.limits.of('paged', 'num_blocks')}")
     assert_equal(new(subject, subject.family, num_blocks=0).utilization, 0.0, "utilization of a cache of 0 blocks")
 
 
-# Checks of ATTN-10: attention over the values that the cache reads as.
-
-
 @check("ATTN-10", "paged")
-def attention_over_pages_is_over_what_they_read_as(subject: Subject) -> None:
+def attend_covers_the_values_that_gather_returns(subject: Subject) -> None:
     count, few = subject.size("sequences", 2), subject.size("block_size", 3) + 1
-    cache = with_room(subject, 4 * count)
-    sequences = [cache.create() for _ in range(count)]
-    for at in (0, few):
+    session = small_session(subject, 4 * count, sequences=1)
+    sequences = [session.cache.create() for _ in range(count)]
+    for start in (0, few):
         for sequence in sequences:
-            cache.write(sequence, 0, at, *pair_of_tokens(subject, few))
-    query = queries(subject, 2)
-    want, bound = expected_attention(subject, query, *cache.gather(sequence, 0), scale=default_scale(subject))
-    assert_within(cache.attend(sequence, 0, query, default_scale(subject)), want, bound, "attention over a sequence")
+            session.write(sequence, 0, start, few)
+    query, scale, read = queries(subject, 2), default_scale(subject), session.cache.gather(sequences[-1], 0)
+    want, bound = expected_attention(subject, query, *read, scale=scale)
+    assert_within(session.cache.attend(sequences[-1], 0, query, scale), want, bound, "attention over a sequence")
 
 
 # Checks of PAGED: appending to and reading from several sequences at once.
 
 
-def write_or_append(cache: ObjectProxy, sequence: int, layer: int, length: int, keys: NDArray, values: NDArray) -> None:
+def write_or_append(session: PagedFixture, sequence: int, layer: int, length: int, count: int) -> None:
     """Writes tokens at the end of a sequence, or appends them one at a time if there is no write operation."""
     try:
-        cache.write(sequence, layer, length, keys, values)
+        session.write(sequence, layer, length, count)
     except Declined:
-        for row in range(len(keys)):
-            cache.append([sequence], layer, keys[row : row + 1], values[row : row + 1])
+        for _ in range(count):
+            session.cache.append([sequence], layer, *session.random_tokens(1))
 
 
-def several(subject: Subject, **config: Any) -> tuple[ObjectProxy, list[int], list[Pair]]:
-    """Returns a cache with sequences of 3, 0 and 5 tokens per layer (fewer if its limits say so), and the tokens of each."""
-    cache = with_room(subject, 6 + 40 // subject.size("block_size", 3), **config)
-    tokens = [pair_of_tokens(subject, count) for count in (3, 0, 5)[-subject.size("sequences", 3) :]]
-    sequences = [cache.create() for _ in tokens]
-    for sequence, (keys, values) in zip(sequences, tokens, strict=True):
-        for layer in layers_of(cache):
-            write_or_append(cache, sequence, layer, 0, keys, values)
-    return cache, sequences, tokens
+def three_sequences(subject: Subject, **sizes: Any) -> tuple[PagedFixture, list[int]]:
+    """Returns a cache with sequences of 3, 0 and 5 tokens per layer, or the last of these if the limits allow fewer."""
+    session = small_session(subject, 6 + 40 // subject.size("block_size", 3), sequences=1, **sizes)
+    lengths = (3, 0, 5)[-subject.size("sequences", 3) :]
+    sequences = [session.cache.create() for _ in lengths]
+    for sequence, length in zip(sequences, lengths, strict=True):
+        for layer in session.layers:
+            write_or_append(session, sequence, layer, 0, length)
+    return session, sequences
 
 
-def orders(sequences: list[int], *wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Returns the wanted batches whose sequences all exist."""
-    return [order for order in wanted if max(order, default=0) < len(sequences)]
+def batches(sequences: list[int], *orders: tuple[int, ...]) -> list[list[int]]:
+    """Returns batches of sequences, given by their indices, without those of which a sequence does not exist."""
+    return [[sequences[i] for i in order] for order in orders if max(order, default=0) < len(sequences)]
 
 
-def step_of(subject: Subject, cache: ObjectProxy, count: int) -> Pair:
+def step_of_tokens(session: PagedFixture, count: int) -> Pair:
     """Returns keys and values [num_layers, count, num_kv_heads, head_dim]."""
-    keys, values = (np.stack(each) for each in zip(*(pair_of_tokens(subject, count) for _ in layers_of(cache)), strict=True))
+    rows = [session.random_tokens(count) for _ in session.layers]
+    keys, values = (np.stack(part) for part in zip(*rows, strict=True))
     return keys, values
 
 
 @check("PAGED-16a", "paged")
-def a_batch_is_appended_one_by_one(subject: Subject) -> None:
-    cache, sequences, tokens = several(subject)
-    before = [len(keys) for keys, _ in tokens]
-    for order in orders(sequences, (2, 0, 1), (1, 2), (0,), (), (0, 1, 0), (0, 0)):
-        keys, values = pair_of_tokens(subject, len(order))
-        cache.append([sequences[i] for i in order], 0, keys, values)
-        for row, i in enumerate(order):
-            tokens[i] = joined(tokens[i], (keys[row : row + 1], values[row : row + 1]))
-        for i, sequence in enumerate(sequences):
-            assert_pair(cache.gather(sequence, 0), tokens[i], f"sequence {i} after an append to {order}")
-            for layer in layers_of(cache)[1:]:
-                assert_equal(cache.length(sequence, layer), before[i], f"length of layer {layer}, to which nothing was appended")
+def append_writes_at_the_end_of_each_sequence(subject: Subject) -> None:
+    session, sequences = three_sequences(subject)
+    for batch in batches(sequences, (2, 0, 1), (1, 2), (0,), (), (0, 1, 0), (0, 0)):
+        session.cache.append(batch, 0, *session.random_tokens(len(batch)))
+        session.look()
 
 
 @check("PAGED-16a", "paged")
-def a_batch_goes_to_the_sequences_it_names(subject: Subject) -> None:
+def append_writes_to_no_other_sequence(subject: Subject) -> None:
     subject.need(sequences=2)
-    cache, (gone, *others), (_, *tokens) = several(subject)
-    layer = layers_of(cache)[-1]
-    cache.drop(gone)
-    last = cache.create()
-    keys, values = pair_of_tokens(subject, 2)
+    session, (dropped, *others) = three_sequences(subject)
+    cache, layer = session.cache, session.layers[-1]
+    cache.drop(dropped)
+    last, (keys, values) = cache.create(), session.random_tokens(2)
     cache.append([last, others[-1]], layer, keys, values)
     assert_pair(cache.gather(last, layer), (keys[:1], values[:1]), "a sequence created after another was dropped")
-    assert_pair(cache.gather(others[-1], layer), joined(tokens[-1], (keys[1:], values[1:])), "another sequence of the batch")
-    for other in others[:-1]:
-        assert_equal(cache.length(other, layer), 0, "length of a sequence that is not in the batch")
+    assert_pair(cache.read(others[-1], layer, [5]), (keys[1:], values[1:]), "the last token of another sequence of the batch")
+    session.look()
 
 
 @check("PAGED-16b", "paged")
-def a_step_is_appended_in_every_layer(subject: Subject) -> None:
-    cache, sequences, tokens = several(subject)
-    more = pair_of_tokens(subject, 1)
-    write_or_append(cache, sequences[-1], 0, 5, *more)  # layer 0 has more tokens than the other layers
-    named = list(range(len(sequences)))[::-1][:2]
-    keys, values = step_of(subject, cache, len(named))
-    cache.append_step([sequences[i] for i in named], keys, values)
-    for layer in layers_of(cache):
-        before = [*tokens[:-1], joined(tokens[-1], more) if layer == 0 else tokens[-1]]
-        for row, i in enumerate(named):
-            want = joined(before[i], (keys[layer, row : row + 1], values[layer, row : row + 1]))
-            assert_pair(cache.gather(sequences[i], layer), want, f"layer {layer} of sequence {i}")
-    for sequence, wrote in zip(sequences[:-2], tokens[:-2], strict=True):
-        assert_pair(cache.gather(sequence, 0), wrote, "a sequence that is not in the batch")
+def append_step_writes_in_every_layer(subject: Subject) -> None:
+    session, sequences = three_sequences(subject)
+    write_or_append(session, sequences[-1], 0, 5, 1)  # layer 0 has more tokens than the other layers
+    batch = sequences[::-1][:2]
+    keys, values = step_of_tokens(session, len(batch))
+    session.cache.append_step(batch, keys, values)
+    for layer in session.layers:
+        for row, sequence in enumerate(batch):
+            got = [part[-1] for part in session.cache.gather(sequence, layer)]
+            assert_pair(got, (keys[layer, row], values[layer, row]), f"the last token of sequence {row} in layer {layer}")
+    session.look()
 
 
 @check("PAGED-16a", "paged")
-def every_sequence_of_a_batch_may_take_blocks_at_once(subject: Subject) -> None:
+def append_allocates_blocks_for_every_sequence_of_the_batch(subject: Subject) -> None:
     count, size = subject.size("sequences", 5), subject.size("block_size", 1)
-    cache = with_room(subject, 2 * count + 2, block_size=1)
-    sequences = [cache.create() for _ in range(count)]
-    wrote = list[tuple[Pair, ...]]()  # per append, the tokens of each sequence
+    session = small_session(subject, 2 * count + 2, sequences=1, block_size=1)
+    sequences = [session.cache.create() for _ in range(count)]
     for _ in range(size + 1):
-        keys, values = pair_of_tokens(subject, count)
-        cache.append(sequences, 0, keys, values)
-        wrote.append(tuple((keys[row : row + 1], values[row : row + 1]) for row in range(count)))
-    for row, (sequence, tokens) in enumerate(zip(sequences, zip(*wrote, strict=True), strict=True)):
-        assert_pair(cache.gather(sequence, 0), joined(*tokens), f"sequence {row} of {count}")
-    in_use(subject, cache, dict.fromkeys(sequences, 2), f"after {len(wrote)} tokens per sequence")
+        session.cache.append(sequences, 0, *session.random_tokens(count))
+    session.look()
+    in_use(subject, session.cache, dict.fromkeys(sequences, 2), f"after {size + 1} tokens per sequence")
 
 
 @check("PAGED-16b", "paged")
-def every_sequence_of_a_step_may_take_blocks_at_once(subject: Subject) -> None:
+def append_step_allocates_blocks_for_every_sequence_of_the_batch(subject: Subject) -> None:
     count = subject.size("sequences", 5)
-    cache = with_room(subject, count + 1, block_size=1)
-    sequences, (keys, values) = [cache.create() for _ in range(count)], step_of(subject, cache, count)
-    cache.append_step(sequences, keys, values)
-    for row, sequence in enumerate(sequences):
-        for layer in layers_of(cache):
-            want = keys[layer, row : row + 1], values[layer, row : row + 1]
-            assert_pair(cache.gather(sequence, layer), want, f"layer {layer} of sequence {row} of {count}")
-    in_use(subject, cache, dict.fromkeys(sequences, 1), "after a step")
+    session = small_session(subject, count + 1, sequences=1, block_size=1)
+    sequences = [session.cache.create() for _ in range(count)]
+    session.append_step(sequences)
+    session.look()
+    in_use(subject, session.cache, dict.fromkeys(sequences, 1), "after a step")
 
 
-def full(subject: Subject) -> tuple[ObjectProxy, dict[int, int], list[tuple[list[int], list[str]]]]:
-    """Returns a full cache, the length of each sequence in layer 0, and (invalid batch, kinds of its error)."""
-    cache = to_be_filled(subject, 4, block_size=2)
-    size, first = cache.config["block_size"], cache.create()
-    lengths, unknown, named = {first: room(cache) * size - 1}, ["SequenceNotFound"], first
+def append_without_room(subject: Subject, append: Callable[[PagedFixture, list[int]], object]) -> None:
+    """Raises Broken unless batches that lack a block, or have an unknown sequence, raise and change nothing."""
+    session = PagedFixture(subject, lambda: to_be_filled(subject, 4, block_size=2))
+    size, first, entries = session.size, session.cache.create(), room(session.cache)
+    lengths, kinds, second = {first: entries * size - 1}, ["SequenceNotFound"], first
     if subject.size("sequences", 2) > 1:
-        named = cache.create()
-        lengths = {first: (room(cache) - 1) * size, named: 1}
-        unknown += ["OutOfBlocks"] if size == 1 else []  # then the pool has no block for the other token either
+        second = session.cache.create()
+        lengths = {first: (entries - 1) * size, second: 1}
+        kinds += ["OutOfBlocks"] if size == 1 else []  # then the pool has no block for the other token either
     for sequence, count in lengths.items():
-        write_or_append(cache, sequence, 0, 0, *pair_of_tokens(subject, count))
-    return cache, lengths, [([named, first], ["OutOfBlocks"]), ([named, max(lengths) + 77], unknown)]
-
-
-def nothing_written(subject: Subject, cache: ObjectProxy, lengths: dict[int, int], when: str) -> None:
-    assert_equal({sequence: cache.length(sequence, 0) for sequence in lengths}, lengths, f"lengths {when}")
-    size = cache.config["block_size"]
-    in_use(subject, cache, {sequence: -(-length // size) for sequence, length in lengths.items()}, when)
-
-
-@check("PAGED-16c", "paged")
-def a_batch_that_does_not_fit_writes_nothing(subject: Subject) -> None:
-    cache, lengths, batches = full(subject)
-    for batch, kinds in batches:
-        with raises(*kinds):
-            cache.append(batch, 0, *pair_of_tokens(subject, len(batch)))
-        nothing_written(subject, cache, lengths, f"after a batch without room raised {kinds[0]}")
+        write_or_append(session, sequence, 0, 0, count)
+    before = session.blocks()
+    for batch, errors in (([second, first], ["OutOfBlocks"]), ([second, max(lengths) + 77], kinds)):
+        with raises(*errors):
+            append(session, batch)
+        session.look()
+        assert_equal(session.blocks(), before, f"blocks after a batch without room raised {errors[0]}")
 
 
 @check("PAGED-16c", "paged")
-def a_step_that_does_not_fit_writes_nothing(subject: Subject) -> None:
-    cache, lengths, batches = full(subject)
-    for batch, kinds in batches:
-        with raises(*kinds):
-            cache.append_step(batch, *step_of(subject, cache, len(batch)))
-        nothing_written(subject, cache, lengths, f"after a batch without room raised {kinds[0]}")
+def append_without_room_changes_nothing(subject: Subject) -> None:
+    append_without_room(subject, lambda session, batch: session.cache.append(batch, 0, *session.random_tokens(len(batch))))
+
+
+@check("PAGED-16c", "paged")
+def append_step_without_room_changes_nothing(subject: Subject) -> None:
+    append_without_room(subject, lambda session, batch: session.append_step(batch))
 
 
 @check("PAGED-17a", "paged")
-def a_batch_is_gathered_with_its_offsets(subject: Subject) -> None:
-    cache, sequences, tokens = several(subject)
-    layer, none = layers_of(cache)[-1], (tokens[0][0][:0], tokens[0][1][:0])
-    for order in orders(sequences, (0, 1, 2), (2, 0), (1,), (0,), (), (2, 2), (0, 0)):
-        keys, values, offsets = cache.gather_batch([sequences[i] for i in order], layer)
-        lengths = [len(tokens[i][0]) for i in order]
-        assert_equal([int(each) for each in offsets], [sum(lengths[:i]) for i in range(len(order) + 1)], f"offsets of {order}")
-        assert_pair((keys, values), joined(none, *(tokens[i] for i in order)), f"sequences {order}")
+def gather_batch_concatenates_the_sequences(subject: Subject) -> None:
+    session, sequences = three_sequences(subject)
+    layer = session.layers[-1]
+    for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0,), (), (2, 2), (0, 0)):
+        _, _, offsets = session.cache.gather_batch(batch, layer)
+        lengths = [session.length(sequence, layer) for sequence in batch]
+        assert_equal([int(each) for each in offsets], [sum(lengths[:i]) for i in range(len(batch) + 1)], f"offsets of {batch}")
 
 
 @check("PAGED-17b", "paged")
-def lengths_of_a_batch_are_those_of_its_sequences(subject: Subject) -> None:
-    cache, sequences, tokens = several(subject)
-    for order in orders(sequences, (0, 1, 2), (2, 0), (1,), (0,), (), (2, 2), (0, 0)):
-        lengths = [len(tokens[i][0]) for i in order]
-        assert_equal(list(cache.lengths([sequences[i] for i in order], layers_of(cache)[-1])), lengths, f"lengths of {order}")
+def lengths_returns_the_length_of_each_sequence(subject: Subject) -> None:
+    session, sequences = three_sequences(subject)
+    known = dict(zip(sequences, (3, 0, 5)[-len(sequences) :], strict=True))
+    for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0,), (), (2, 2), (0, 0)):
+        got = [int(each) for each in session.cache.lengths(batch, session.layers[-1])]
+        assert_equal(got, [known[sequence] for sequence in batch], f"lengths of {batch}")
 
 
 @check("PAGED-17c", "paged")
-def tables_of_a_batch_are_filled_up_with_minus_one(subject: Subject) -> None:
-    cache, sequences, _ = several(subject, block_size=2)
-    for layer in layers_of(cache):
-        tables = [blocks_of(cache, sequence, layer) for sequence in sequences]
-        for order in orders(sequences, (0, 1, 2), (2, 0), (1,), (0, 0)):
-            got = np.asarray(cache.block_tables([sequences[i] for i in order], layer))
-            most = max(len(tables[i]) for i in order)
-            true(got.shape == (len(order), most), f"shape of block_tables of {order}", str((len(order), most)), got.shape)
-            assert_equal(got.tolist(), [tables[i] + [-1] * (most - len(tables[i])) for i in order], f"block_tables of {order}")
+def block_tables_pads_short_tables_with_minus_one(subject: Subject) -> None:
+    session, sequences = three_sequences(subject, block_size=2)
+    for layer in session.layers:
+        tables = {sequence: blocks_of(session.cache, sequence, layer) for sequence in sequences}
+        for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0, 0)):
+            got = np.asarray(session.cache.block_tables(batch, layer))
+            most = max(len(tables[sequence]) for sequence in batch)
+            true(got.shape == (len(batch), most), f"shape of block_tables of {batch}", str((len(batch), most)), got.shape)
+            padded = [tables[sequence] + [-1] * (most - len(tables[sequence])) for sequence in batch]
+            assert_equal(got.tolist(), padded, f"block_tables of {batch}")
 
 
 # Checks of PAGED: which sequence owns a block, and which tokens are read from it.
 
 
-def in_turn(subject: Subject) -> tuple[ObjectProxy, dict[int, Pair]]:
+def interleaved_sequences(subject: Subject) -> tuple[ObjectProxy, dict[int, Pair]]:
     """Returns a cache with sequences whose blocks interleave, and the tokens of each in layer 0."""
     cache, size = with_room(subject, 4 * subject.size("sequences", 2)), subject.size("block_size", 3)
     count = 2 * size + 2
-    streams = {cache.create(): pair_of_tokens(subject, count) for _ in range(subject.size("sequences", 2))}
-    for at in range(0, count, max(2, size // 2)):
-        for sequence, parts in streams.items():
-            cache.write(sequence, 0, at, *(part[at : at + max(2, size // 2)] for part in parts))
-    return cache, streams
+    tokens = {cache.create(): pair_of_tokens(subject, count) for _ in range(subject.size("sequences", 2))}
+    for start in range(0, count, max(2, size // 2)):
+        for sequence, parts in tokens.items():
+            cache.write(sequence, 0, start, *(part[start : start + max(2, size // 2)] for part in parts))
+    return cache, tokens
 
 
-def all_of(cache: ObjectProxy, sequence: int) -> Pair:
+def gather_or_read(cache: ObjectProxy, sequence: int) -> Pair:
     """Returns every token of layer 0, by `gather` or, if it is missing, by `read`."""
     try:
         found: Pair = cache.gather(sequence, 0)
@@ -521,16 +467,16 @@ def all_of(cache: ObjectProxy, sequence: int) -> Pair:
 
 
 @check("PAGED-12a", "paged")
-def gathering_gives_every_token_in_order(subject: Subject) -> None:
-    cache, streams = in_turn(subject)
-    for sequence, wrote in streams.items():
+def gather_returns_every_token_in_order(subject: Subject) -> None:
+    cache, tokens = interleaved_sequences(subject)
+    for sequence, wrote in tokens.items():
         assert_pair(cache.gather(sequence, 0), wrote, f"sequence {sequence}")
 
 
 @check("PAGED-12b", "paged")
-def reading_gives_the_tokens_asked_for(subject: Subject) -> None:
-    cache, streams = in_turn(subject)
-    for sequence, (keys, values) in streams.items():
+def read_returns_the_tokens_at_the_positions(subject: Subject) -> None:
+    cache, tokens = interleaved_sequences(subject)
+    for sequence, (keys, values) in tokens.items():
         last = len(keys) - 1
         for order in ([last, 0, last // 2, last // 2], list(range(last + 1))):
             got = cache.read(sequence, 0, order)
@@ -538,29 +484,32 @@ def reading_gives_the_tokens_asked_for(subject: Subject) -> None:
 
 
 @check("PAGED-12ab", "paged")
-def gathering_reads_blocks_in_the_tables_order(subject: Subject) -> None:
+def gather_reads_blocks_in_the_order_of_the_table(subject: Subject) -> None:
     subject.need(sequences=4)
     for dropped in ((2, 0), (0, 2)):  # the order in which blocks return to the pool
         cache = to_be_filled(subject, 8, num_layers=1)
-        first = [cache.create() for _ in range(4)]
-        for sequence, entries in zip(first, (2, 2, 2, room(cache) - 6), strict=True):
+        sequences = [cache.create() for _ in range(4)]
+        for sequence, entries in zip(sequences, (2, 2, 2, room(cache) - 6), strict=True):
             reserve(subject, cache, sequence, entries)
-        for each in dropped:
-            cache.drop(first[each])
+        for number in dropped:
+            cache.drop(sequences[number])
         sequence, wrote = cache.create(), pair_of_tokens(subject, 4 * cache.config["block_size"])
         cache.write(sequence, 0, 0, *wrote)
-        assert_pair(all_of(cache, sequence), wrote, "a sequence in reused blocks")
+        assert_pair(gather_or_read(cache, sequence), wrote, "a sequence in reused blocks")
 
 
 @check("PAGED-12c", "paged")
-def narrow_dtypes_round_once(subject: Subject) -> None:
+def write_rounds_once_to_a_narrow_dtype(subject: Subject) -> None:
     for dtype in subject.formats("float16", "bfloat16", "float32"):
-        cache, sequence, keys, values = written(subject, 2, 1, dtype=dtype)
-        assert_pair(all_of(cache, sequence), (round_to(keys, dtype), round_to(values, dtype)), f"tokens of a {dtype} cache")
+        cache = with_room(subject, 4, dtype=dtype)
+        sequence, (keys, values) = cache.create(), pair_of_tokens(subject, 2 * cache.config["block_size"] + 1)
+        cache.write(sequence, 0, 0, keys, values)
+        rounded = round_to(keys, dtype), round_to(values, dtype)
+        assert_pair(gather_or_read(cache, sequence), rounded, f"tokens of a {dtype} cache")
 
 
 @check("PAGED-13abc", "paged")
-def no_block_is_in_two_tables(subject: Subject) -> None:
+def block_table_lists_no_block_of_another_table(subject: Subject) -> None:
     cache, live, most = with_room(subject, 2 * subject.size("sequences", 6)), list[int](), subject.size("sequences", 6)
     for step in range(12):
         if len(live) == most:
@@ -572,9 +521,8 @@ def no_block_is_in_two_tables(subject: Subject) -> None:
             cache.drop(live.pop())
         tables = [[blocks_of(cache, sequence, layer) for layer in layers_of(cache)] for sequence in live]
         blocks = [block for each in tables for table in each for block in table]
-        assert_equal(
-            len(blocks), len(set(blocks)), "number of distinct blocks in all tables, compared with the number of entries"
-        )
+        what = "number of distinct blocks in all tables, compared with the number of entries"
+        assert_equal(len(blocks), len(set(blocks)), what)
         true(set(blocks) <= set(range(cache.config["num_blocks"])), "block ids", "ids below num_blocks", blocks)
         if subject.limits.switch(subject.family, "one_block_table"):  # id b is block b * num_layers + layer
             for each in tables:
@@ -583,39 +531,150 @@ def no_block_is_in_two_tables(subject: Subject) -> None:
 
 
 @check("PAGED-13a", "paged")
-def everyones_tokens_stay_in_a_full_pool(subject: Subject) -> None:
-    cache, size, most = to_be_filled(subject, 6), subject.size("block_size", 3), subject.size("sequences", 3)
-    share = room(cache) // most
-    live = {cache.create(): share for _ in range(most - 1)} | {cache.create(): room(cache) - share * (most - 1)}
-    wrote = fill(subject, cache, live)
+def write_in_a_full_pool_changes_no_other_sequence(subject: Subject) -> None:
+    session, count = PagedFixture(subject, lambda: to_be_filled(subject, 6)), subject.size("sequences", 3)
+    cache, entries = session.cache, room(session.cache)
+    shares = [entries // count] * (count - 1) + [entries - entries // count * (count - 1)]
+    live = {cache.create(): share for share in shares}
+    write_in_turns(session, live)
     with suppress(NotOffered):
         in_use(subject, cache, live, "in a full pool")
-    look(cache, wrote, "in a full pool")
+    session.look()
     dropped = next(iter(live))
     cache.drop(dropped)
-    wrote = {place: parts for place, parts in wrote.items() if place[0] != dropped}
-    wrote |= fill(subject, cache, {cache.create(): live[dropped]})
-    look(cache, wrote, f"after another sequence reused blocks of {size} tokens")
+    write_in_turns(session, {cache.create(): live[dropped]})
+    session.look()
 
 
-Place = tuple[int, int]  # (sequence, layer)
+def write_in_turns(session: PagedFixture, entries: dict[int, int]) -> None:
+    """Fills empty sequences with entries[sequence] blocks of tokens per layer, one block at a time."""
+    for entry in range(max(entries.values())):
+        for sequence, count in entries.items():
+            if entry < count:
+                session.write_in_each_layer(sequence, entry * session.size, session.size)
 
 
-def fill(subject: Subject, cache: ObjectProxy, entries: dict[int, int]) -> dict[Place, Pair]:
-    """Fills empty sequences with entries[sequence] blocks of tokens in turns, and returns the tokens that were written."""
-    size, wrote = cache.config["block_size"], dict[Place, Pair]()
-    places = [(sequence, layer) for sequence in entries for layer in layers_of(cache)]
-    tokens = {place: pair_of_tokens(subject, entries[place[0]] * size) for place in places}
-    for start in range(0, max(entries.values()) * size, size):
-        for (sequence, layer), (keys, values) in tokens.items():
-            end = start + size
-            if start < len(keys):
-                with may_raise("OutOfBlocks"):  # if blocks are lost, which other clauses judge
-                    cache.write(sequence, layer, start, keys[start:end], values[start:end])
-                    wrote[sequence, layer] = keys[:end], values[:end]
-    return wrote
+# Checks of LAW-01, LAW-02, LAW-03, LAW-05 and LAW-20 for this family.
 
 
-def look(cache: ObjectProxy, wrote: dict[Place, Pair], when: str) -> None:
-    for (sequence, layer), parts in wrote.items():
-        assert_pair(cache.gather(sequence, layer), parts, f"sequence {sequence}, layer {layer}, {when}")
+@check("LAW-01", "paged")
+def write_without_room_changes_nothing(subject: Subject) -> None:
+    session = PagedFixture(subject, lambda: to_be_filled(subject, 2, one_short=True))
+    sequence, entries, size = session.cache.create(), room(session.cache), session.size
+    length = 0
+    for free, count in ((2, 2 * size + 1), (0, 1)):  # free entries, and tokens that need one more
+        session.write(sequence, 0, length, (entries - free) * size - length)
+        length = (entries - free) * size
+        with raises("OutOfBlocks"):
+            session.write(sequence, 0, length, count)
+        in_use(subject, session.cache, {sequence: entries - free}, "after a write that raised OutOfBlocks")
+        assert_equal(session.cache.length(sequence, 0), length, "length after a write that raised OutOfBlocks")
+        session.look()
+
+
+@check("LAW-20", "paged")
+def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
+    keys, values = pair_of_tokens(subject, 130)
+    size = subject.size("block_size", 16)
+
+    def script(typed: TypedIntegers) -> Iterator[Seen]:
+        cache: ObjectProxy = typed.new(subject.family, num_blocks=max(100, 300 // size + 4), block_size=16)
+        sequence, layer, looked = cache.create(), layers_of(cache)[-1], 0
+
+        def slots() -> Any:
+            found = typed.call(cache, "slot_mapping", sequence, layer, 100, 30)
+            return found if found == REFUSED else [slot % size for slot in found]
+
+        def write(start: int, stop: int) -> Any:
+            given = keys[start % 2**63 : stop], values[start % 2**63 : stop]
+            return typed.call(cache, "write", sequence, layer, start, *given), cache.length(sequence, layer)
+
+        call, free = partial(partial, typed.call, cache), ("free blocks", lambda: cache.num_free_blocks)
+        looks: list[tuple[str, Callable[[], Any]]] = []
+        for count in (100, 2**64 - 1):
+            looks += [(f"ensure_capacity({count})", call("ensure_capacity", sequence, count)), free]
+        for start, stop in ((0, 100), (100, 130), (2**63, 1)):
+            looks += [(f"write from {start} on, and the length", partial(write, start, stop)), free]
+        looks += [("offsets in their blocks of the slots of [100, 130)", slots)]
+        looks += [("positions 120 and 3", call("read", sequence, layer, [120, 3])), ("drop", call("drop", sequence)), free]
+        for what, look in looks:
+            try:
+                found = look()
+                looked += 1
+            except NotOffered:
+                found = "not offered"
+            yield what, found
+        if not looked:
+            raise NotOffered("an operation with integer arguments")
+
+    the_same_in_any_type(subject, script)
+
+
+@check("LAW-03ab", "paged")
+def any_operation_leaves_each_block_free_or_in_one_table(subject: Subject) -> None:
+    cache, lengths, most = with_room(subject, 1), dict[int, int](), subject.size("sequences", 60)
+    size = cache.config["block_size"]
+    for _ in range(60):
+        if lengths and subject.rng.random() < 0.3:
+            sequence = int(subject.rng.choice(list(lengths)))
+            cache.drop(sequence)
+            del lengths[sequence]
+        else:
+            sequences = [*lengths, cache.create()] if len(lengths) < most else [*lengths]
+            lengths.setdefault(sequences[-1], 0)
+            sequence = int(subject.rng.choice(sequences))
+            start, count = lengths[sequence], int(subject.rng.integers(0, 2 * size))
+            free = room(cache) - sum(-(-length // size) for length in lengths.values())
+            if -(-(start + count) // size) - -(-start // size) <= free:
+                write_or_ensure_capacity(subject, cache, sequence, 0, start, *pair_of_tokens(subject, count))
+                lengths[sequence] += count
+        in_use(subject, cache, {sequence: -(-length // size) for sequence, length in lengths.items()}, "of the live sequences")
+        try:
+            listed = Counter(b for sequence in lengths for layer in layers_of(cache) for b in blocks_of(cache, sequence, layer))
+        except NotOffered:
+            continue  # only the number of free blocks is observable
+        assert_equal(max(listed.values(), default=1), 1, "the largest number of tables that list one block")
+
+
+@check("LAW-05ab", "paged")
+def read_of_a_position_that_was_never_written_raises(subject: Subject) -> None:
+    session = small_session(subject, 3, sequences=1)
+    cache, size = session.cache, session.size
+    dropped = cache.create()
+    session.write(dropped, 0, 0, 3 * size)
+    cache.drop(dropped)
+    sequence = cache.create()
+    with suppress(NotOffered):
+        cache.ensure_capacity(sequence, 3 * size)
+    session.write(sequence, 0, 0, size + 1)
+    for position in (size + 1, size + 2, 3 * size - 1):
+        with raises("PositionOutOfRange"):
+            cache.read(sequence, 0, [position])
+    for layer in session.layers[1:]:
+        with raises("PositionOutOfRange"):
+            cache.read(sequence, layer, [0])
+    session.look()
+
+
+@check("LAW-02a", "paged")
+def write_to_one_sequence_and_layer_changes_no_other(subject: Subject) -> None:
+    count = subject.size("sequences", 2)
+    session = small_session(subject, count * -(-7 // subject.size("block_size", 3)), sequences=1)
+    sequences = [session.cache.create() for _ in range(count)]
+    places = [(sequence, layer) for sequence in sequences for layer in session.layers]
+    if len(places) == 1:
+        raise NotOffered("two sequences or two layers, where its limits say 1")
+    for position in range(7):
+        for sequence, layer in places:
+            session.write(sequence, layer, position, 1)
+    session.look()
+
+
+@check("LAW-02a", "paged")
+def write_before_the_end_of_one_sequence_changes_no_other(subject: Subject) -> None:
+    session = small_session(subject, 2 * -(-7 // subject.size("block_size", 3)))
+    sequence, other = session.create(7), session.create(7)
+    before = session.cache.gather(other, 0)
+    session.write(sequence, 0, 2, 1)
+    assert_pair(session.cache.gather(other, 0), before, "the other sequence")
+    session.look()

@@ -1,13 +1,14 @@
 """Checks of PAGED-18: a paged cache in formats with scales, through all operations."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.paged.block_accounting import layers_of, room, to_be_filled, with_room
-from kvref_conformance.families.paged.checks_edits import turned
+from kvref_conformance.families.paged.checks_edits import rotated_keys
 from kvref_conformance.families.paged.fixture import PagedFixture, read_back
 from kvref_conformance.oracle.formats import (
     AFFINE,
@@ -29,7 +30,7 @@ from kvref_conformance.oracle.formats.small_floats import MAX
 from kvref_conformance.oracle.token_storage import stored_from, tokens_as
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, expected_attention, normal, raises
-from kvref_conformance.testlib.fixtures import formats_of, new, sample_formats, supports
+from kvref_conformance.testlib.fixtures import formats_of, new, pair_of_tokens, sample_formats, supports
 from kvref_conformance.testlib.registry import check
 
 KEY_SCALE, VALUE_SCALE = 0.5, 0.037  # scales of the static formats
@@ -39,10 +40,10 @@ KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS, ROTATED, STATIC)
 PLACES = (SYMMETRIC, AFFINE, STATIC, ROTATED, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
 
 
-def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
+def supported_formats(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
     """Returns the formats of `among` that it stores with an allowed head_dim. Raises NotOffered if there is none."""
-    there = (name for name in among if supports(subject, "dtype", name))
-    dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in there}
+    supported = (name for name in among if supports(subject, "dtype", name))
+    dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in supported}
     found = [name for name, each in dims.items() if not any(dim % group_of(name) for dim in each)]
     if not found:
         raise NotOffered(either(among))
@@ -51,116 +52,114 @@ def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
 
 def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, count: int = 1) -> list[str]:
     """Returns `count` random formats of each kind, at least one in all."""
-    there = taken(subject)
-    among = [[name for name in there if name in kind] for kind in kinds]
+    supported = supported_formats(subject)
+    among = [[name for name in supported if name in kind] for kind in kinds]
     drawn = [subject.rng.permutation(len(each))[:count] for each in among]
-    return [names[at] for names, those in zip(among, drawn, strict=True) for at in those] or there[:1]
+    return [names[at] for names, indices in zip(among, drawn, strict=True) for at in indices] or supported[:1]
 
 
 def of_format(name: str, groups: int = 1) -> dict[str, Any]:
     """Returns the sizes of a cache of one layer in a format, with scales if the format is static."""
-    given = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE} if name in STATIC else {}
-    return {"dtype": name, "head_dim": dim_of(name, groups), "num_layers": 1} | given
+    scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE} if name in STATIC else {}
+    return {"dtype": name, "head_dim": dim_of(name, groups), "num_layers": 1} | scales
 
 
-def pages(subject: Subject) -> Iterator[PagedFixture]:
+def sessions(subject: Subject) -> Iterator[PagedFixture]:
     """Yields a cache of one layer for each place where formats store their scales."""
     for name in of_each_kind(subject, PLACES):
-        yield PagedFixture(subject, with_room(subject, 8, **of_format(name)))
+        yield PagedFixture(subject, partial(with_room, subject, 8, **of_format(name)))
 
 
 @check("PAGED-18a", "paged")
-def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
+def read_returns_tokens_as_their_format_defines(subject: Subject) -> None:
     for name in of_each_kind(subject, count=2):
-        cache = PagedFixture(subject, with_room(subject, 8, **of_format(name, 2)))
-        sequences, half = [cache.create(1) for _ in range(subject.size("sequences", 2))], cache.size // 2 + 1
+        session = PagedFixture(subject, partial(with_room, subject, 8, **of_format(name, 2)))
+        sequences, half = [session.create(1) for _ in range(subject.size("sequences", 2))], session.size // 2 + 1
+        wrote = session.random_tokens(half)
         for sequence in sequences:  # the blocks of the sequences alternate
-            cache.write(sequence, 0, 1, half)
+            session.cache.write(sequence, 0, 1, *wrote)
         for sequence in sequences:
-            cache.write(sequence, 0, 1 + half, cache.size)
-        cache.look(f"in {name}")
-        positions = [cache.size, 0, 2, 0]
-        keys, values = cache.tokens[sequences[0]][0]
-        got = cache.cache.read(sequences[0], 0, positions)
-        read_back(subject, cache.cache, got, (keys[positions], values[positions]), f"positions {positions} in {name}")
+            session.write(sequence, 0, 1 + half, session.size)
+        session.look()
+        positions = [half, 1, half]
+        keys, values = (part[[position - 1 for position in positions]] for part in wrote)
+        got = session.cache.read(sequences[0], 0, positions)
+        read_back(subject, session.cache, got, (keys, values), f"positions {positions} in {name}")
 
 
 @check("PAGED-18b", "paged")
-def tokens_beside_one_that_is_overwritten_keep_their_scales(subject: Subject) -> None:
-    for cache in pages(subject):
-        sequence, size = cache.create(2 * subject.size("block_size", 3) + 1), cache.size
+def write_before_the_end_leaves_the_scales_of_other_tokens(subject: Subject) -> None:
+    for session in sessions(subject):
+        sequence, size = session.create(2 * session.size + 1), session.size
         for start, count in ((1, 1), (size - 1, 2), (2 * size, size)):
-            cache.write(sequence, 0, start, count)
-            cache.look(f"after a write of {count} tokens at {start}")
+            session.write(sequence, 0, start, count)
+            session.look()
 
 
 @check("PAGED-18a", "paged")
-def a_batch_quantizes_each_token_by_itself(subject: Subject) -> None:
+def append_step_quantizes_each_token_by_itself(subject: Subject) -> None:
     subject.need(sequences=2)
-    for cache in pages(subject):
-        sequences = [cache.create(cache.size), cache.create(cache.size - 1)]
+    for session in sessions(subject):
+        sequences = [session.create(session.size), session.create(session.size - 1)]
         for batch in (sequences, sequences[::-1], sequences[:1]):
-            cache.step(batch)
-            cache.look("after a step of a batch")
+            session.append_step(batch)
+            session.look()
 
 
 @check("PAGED-18c", "paged")
-def scales_are_shared_and_copied_with_their_block(subject: Subject) -> None:
+def write_to_a_shared_block_copies_its_scales(subject: Subject) -> None:
     subject.need(sequences=2)
-    for cache in pages(subject):
-        size = cache.size
-        parent = cache.create(2 * size + 1)
-        child = cache.fork(parent)
-        cache.look("after a fork")
-        cache.write(child, 0, 2 * size, 1)
-        cache.look("after a write to the fork")
-        cache.write(parent, 0, 1, size)
-        cache.look("after a write to its parent")
-        cache.drop(parent)
-        cache.look("after its parent was dropped")
+    for session in sessions(subject):
+        parent, size = session.create(2 * session.size + 1), session.size
+        child = session.cache.fork(parent)
+        session.look()
+        for sequence, start, count in ((child, 2 * size, 1), (parent, 1, size)):
+            session.write(sequence, 0, start, count)
+            session.look()
+        session.cache.drop(parent)
+        session.look()
 
 
 @check("PAGED-18c", "paged")
-def scales_are_copied_where_sharers_go_on(subject: Subject) -> None:
-    """Like the check before, but only with writes at the end of the sequences."""
+def write_at_the_end_of_sharers_copies_scales(subject: Subject) -> None:
     subject.need(sequences=2)
-    for cache in pages(subject):
-        parent = cache.create(2 * cache.size + 1)
-        child = cache.fork(parent)
+    for session in sessions(subject):
+        parent = session.create(2 * session.size + 1)
+        child = session.cache.fork(parent)
         for sequence in (child, parent):
-            cache.write(sequence, 0, 2 * cache.size + 1, 1)
-            cache.look("after a fork and writes at the end")
-        cache.drop(parent)
-        cache.look("after writes to both, and drop of the parent")
+            session.write(sequence, 0, 2 * session.size + 1, 1)
+            session.look()
+        session.cache.drop(parent)
+        session.look()
 
 
 @check("PAGED-18d", "paged")
-def scales_are_cut_with_their_tokens(subject: Subject) -> None:
-    for cache in pages(subject):
-        sequence = cache.create(2 * cache.size + 1)
-        cache.truncate(sequence, cache.size + 1)
-        cache.look("after truncate")
-        cache.write(sequence, 0, cache.size + 1, cache.size)
-        cache.look("after truncate and writes")
+def truncate_leaves_the_scales_of_other_tokens(subject: Subject) -> None:
+    for session in sessions(subject):
+        sequence = session.create(2 * session.size + 1)
+        session.cache.truncate(sequence, session.size + 1)
+        session.look()
+        session.write(sequence, 0, session.size + 1, session.size)
+        session.look()
 
 
 @check("PAGED-18d", "paged")
-def scales_move_with_their_tokens(subject: Subject) -> None:
-    for cache in pages(subject):
-        sequence = cache.create(3 * cache.size)
-        for start, stop in ((1, 2), (0, cache.size), (cache.size - 2, cache.size)):
-            cache.remove(sequence, max(start, 0), stop)
-            cache.look(f"after remove({start}, {stop})")
+def remove_moves_scales_with_their_tokens(subject: Subject) -> None:
+    for session in sessions(subject):
+        sequence = session.create(3 * session.size)
+        for start, stop in ((1, 2), (0, session.size), (max(0, session.size - 2), session.size)):
+            session.cache.remove(sequence, start, stop)
+            session.look()
 
 
 @check("PAGED-18e", "paged")
-def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
+def write_to_reused_blocks_replaces_their_scales(subject: Subject) -> None:
     for name in of_each_kind(subject, PLACES):
-        cache = PagedFixture(subject, to_be_filled(subject, 2, **of_format(name)))
+        session = PagedFixture(subject, partial(to_be_filled, subject, 2, **of_format(name)))
         for _ in range(3):
-            sequence = cache.create(room(cache.cache) * cache.size - 1)
-            cache.look(f"in reused blocks, in {name}")
-            cache.drop(sequence)
+            sequence = session.create(room(session.cache) * session.size - 1)
+            session.look()
+            session.cache.drop(sequence)
 
 
 def is_rounding_decisive(format: str) -> bool:
@@ -169,30 +168,30 @@ def is_rounding_decisive(format: str) -> bool:
 
 
 @check("PAGED-18f", "paged")
-def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subject) -> None:
+def write_of_values_that_a_format_cannot_store_raises(subject: Subject) -> None:
     tried = False
-    for cache in pages(subject):
-        name, size = cache.cache.config["dtype"], cache.size
-        good, bad = cache.given(size), np.full((size, *cache.row), MAX.get(subject.dtype, LARGEST), np.float32)
+    for session in sessions(subject):
+        name, size = session.cache.config["dtype"], session.size
+        keys, bad = session.random_tokens(size)[0], np.full((size, *session.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[:, :, ::2] *= -1
         if np.isfinite(tokens_as(bad, name).values).all() or (is_rounding_decisive(name) and subject.level == "tolerant"):
             continue  # the format can store it, or could with a tolerated scale or sum
-        tried, sequence = True, cache.create(size)
-        before = cache.seen()
+        tried, sequence = True, session.create(size)
+        before = session.blocks()
         for start in (0, size):
             with raises("NonFinite"):
-                cache.cache.write(sequence, 0, start, good[0], bad)
-            cache.look(f"after a rejected write of values too large for {name} at {start}")
-            assert_equal(cache.seen(), before, f"blocks after a rejected write of values too large for {name} at {start}")
+                session.cache.write(sequence, 0, start, keys, bad)
+            session.look()
+            assert_equal(session.blocks(), before, f"blocks after a rejected write of values too large for {name} at {start}")
     if not tried:
         raise NotOffered("finite inputs that a format with scales cannot store")
 
 
 @check("PAGED-18g", "paged")
-def pages_that_no_group_goes_into_are_refused(subject: Subject) -> None:
+def new_with_a_head_dim_that_is_no_multiple_of_a_group_raises(subject: Subject) -> None:
     tried = [
         (name, dim)
-        for name in sample_formats(subject, taken(subject, IN_GROUPS))
+        for name in sample_formats(subject, supported_formats(subject, IN_GROUPS))
         for dim in (group_of(name) + 1, group_of(name) // 2)
         if supports(subject, "head_dim", dim)
     ]
@@ -205,30 +204,28 @@ def pages_that_no_group_goes_into_are_refused(subject: Subject) -> None:
 
 
 @check("ATTN-10", "paged")
-def attention_over_pages_with_scales_is_over_what_they_read_as(subject: Subject) -> None:
-    for cache in pages(subject):
-        sequence, heads = cache.create(cache.size + 1), cache.row[0] * subject.size("group_size", 2)
-        query, scale = normal(subject, 2, heads, cache.row[1]), 2.5 / cache.row[1]
-        want, bound = expected_attention(
-            subject, query, *cache.cache.gather(sequence, 0), scale=scale, rotated=cache.cache.config["dtype"] in ROTATED
-        )
-        got = cache.cache.attend(sequence, 0, query, scale)
-        assert_within(got, want, bound, f"attention over tokens in {cache.cache.config['dtype']}")
+def attend_in_formats_with_scales_covers_the_values_that_gather_returns(subject: Subject) -> None:
+    for session in sessions(subject):
+        (heads, dim), format = session.row, session.cache.config["dtype"]
+        sequence, scale = session.create(session.size + 1), 2.5 / dim
+        query, read = normal(subject, 2, heads * subject.size("group_size", 2), dim), session.cache.gather(sequence, 0)
+        want, bound = expected_attention(subject, query, *read, scale=scale, rotated=format in ROTATED)
+        assert_within(session.cache.attend(sequence, 0, query, scale), want, bound, f"attention over tokens in {format}")
 
 
 @check("PAGED-17a", "paged")
-def a_batch_of_pages_with_scales_is_gathered_as_each_of_them_reads(subject: Subject) -> None:
-    for cache in pages(subject):
-        sequences = [cache.create(count) for count in (1, cache.size + 1, 2)[-subject.size("sequences", 3) :]]
+def gather_batch_reads_tokens_as_their_format_defines(subject: Subject) -> None:
+    for session in sessions(subject):
+        sequences = [session.create(count) for count in (1, session.size + 1, 2)[-subject.size("sequences", 3) :]]
         for order in (sequences, sequences[::-1]):
-            keys, values, _ = cache.cache.gather_batch(order, 0)
-            wrote = [np.concatenate(part) for part in zip(*(cache.tokens[sequence][0] for sequence in order), strict=True)]
-            what = f"a batch of {len(order)} sequences in {cache.cache.config['dtype']}"
-            read_back(subject, cache.cache, (keys, values), (wrote[0], wrote[1]), what)
+            keys, values, _ = session.cache.gather_batch(order, 0)
+            each = [session.cache.gather(sequence, 0) for sequence in order]
+            for name, got, part in (("keys", keys, 0), ("values", values, 1)):
+                assert_same(got, np.concatenate([pair[part] for pair in each]), f"{name} of a batch")
 
 
 @check("EDIT-10bg", "paged")
-def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
+def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None:
     """Keys that move are rotated in float32, within 4 * 2^-24 times the length of each pair, and quantized again.
 
     Every second token has one large number. Its partner in the pair is in another group, so that the rotation changes scales.
@@ -239,9 +236,9 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
         cache = with_room(subject, 8, **of_format(name) | {"head_dim": dim, "num_layers": 2})
         if cache.config["head_dim"] % 2:
             raise NotOffered(f"an even head_dim, where its limits say {cache.config['head_dim']}")
-        known, parent, layers = PagedFixture(subject, cache), cache.create(), layers_of(cache)
+        parent, layers, (heads, dim) = cache.create(), layers_of(cache), (cache.config["num_kv_heads"], cache.config["head_dim"])
         for layer in layers:
-            keys, values = known.given(known.size + 4)
+            keys, values = pair_of_tokens(subject, cache.config["block_size"] + 4, heads, dim)
             keys[::2, :, 0] = 4 * np.abs(keys[::2]).max(axis=2)
             cache.write(parent, layer, 0, keys, values)
         before = [[np.asarray(part, np.float32) for part in cache.gather(parent, layer)] for layer in layers]
@@ -252,17 +249,17 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
             what = f"layer {layer} after remove, in {name}"
             assert_same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
             assert_same(got_keys[:1], keys[:1], f"keys before the removed tokens, of {what}")
-            want, length = turned(keys[3:], -2, 10_000.0, "halves")
+            want, length = rotated_keys(keys[3:], -2, 10_000.0, "halves")
             off = stored_from(want, 4.01 * 2.0**-24 * length, name, cache.config.get("key_scale"), subject.level)
             assert_within(got_keys[1:], want, off, f"moved keys of {what}")
             assert_same(cache.gather(parent, layer)[0], keys, f"keys of the parent, of {what}")
 
 
 @check("EDIT-10f", "paged")
-def turned_keys_that_a_format_cannot_hold_are_refused(subject: Subject) -> None:
+def remove_with_theta_raises_if_a_format_cannot_store_the_keys(subject: Subject) -> None:
     """Rotation makes a number of a pair 1.38 times as large, which is beyond float32."""
     subject.need(sequences=1)
-    for name in taken(subject, (*SYMMETRIC, *AFFINE)):
+    for name in supported_formats(subject, (*SYMMETRIC, *AFFINE)):
         cache = with_room(subject, 4, dtype=name, head_dim=6)
         heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
         if dim % 2:
@@ -288,31 +285,31 @@ LOUD = np.float32(2.0**6)  # larger than a scale computed from earlier tokens co
 class LouderFixture(PagedFixture):
     """A cache in which the values of each write are larger than before, until they are clipped."""
 
-    loud = np.float32(1)
+    factor = np.float32(1)
 
-    def given(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        keys, values = super().given(count)
-        self.loud = min(self.loud * 4, LOUD) if count else self.loud
-        return keys * self.loud, values * self.loud
+    def random_tokens(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        keys, values = super().random_tokens(count)
+        self.factor = min(self.factor * 4, LOUD)
+        return keys * self.factor, values * self.factor
 
 
 @check("FMT-STATIC-06ab", "paged")
-def pages_hold_keys_and_values_by_the_scale_that_is_theirs(subject: Subject) -> None:
+def write_stores_keys_and_values_with_their_own_scales(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *STATIC):
-        for given in (
-            {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE},
-            {"key_scale": KEY_SCALE},
-            {"value_scale": VALUE_SCALE},
-            {},
-        ):
-            cache = LouderFixture(subject, with_room(subject, 8, dtype=name, num_layers=1, **given))
-            sequence = cache.create(cache.size + 1)
-            cache.write(sequence, 0, cache.size, 2)
-            cache.look(f"in {name} with scales {given or 'not given'}")
+        both = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
+        for scales in (both, {"key_scale": KEY_SCALE}, {"value_scale": VALUE_SCALE}, {}):
+            session = LouderFixture(subject, partial(with_room, subject, 8, dtype=name, num_layers=1, **scales))
+            sequence = session.create(session.size + 1)
+            session.write(sequence, 0, session.size, 2)
+            session.look()
+            wrote = session.random_tokens(1)
+            session.cache.write(sequence, 0, 0, *wrote)
+            what = f"tokens in {name} with scales {scales or 'not given'}"
+            read_back(subject, session.cache, session.cache.read(sequence, 0, [0]), wrote, what)
 
 
 @check("FMT-STATIC-05ab", "paged")
-def pages_of_a_scale_that_is_none_are_refused(subject: Subject) -> None:
+def new_with_an_invalid_scale_raises(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *STATIC):
         config = new(subject, subject.family, dtype=name).config
         others = [other for other in ("int8", "float32") if supports(subject, "dtype", other)]

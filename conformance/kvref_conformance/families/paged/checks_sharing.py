@@ -1,377 +1,352 @@
 """Checks of SHARE: sequences that share blocks."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from itertools import permutations
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.families.paged.block_accounting import offered, room, to_be_filled, with_room
-from kvref_conformance.families.paged.fixture import PagedFixture
+from kvref_conformance.families.paged.block_accounting import offered, room, to_be_filled
+from kvref_conformance.families.paged.fixture import PagedFixture, small_session
 from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, may_raise, raises, true
-from kvref_conformance.testlib.production_sizes import affordable
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, default_scale, may_raise, normal, raises, true
 from kvref_conformance.testlib.registry import check
 
 
-def known(subject: Subject, entries: int = 12, sequences: int = 2, **sizes: Any) -> PagedFixture:
-    subject.need(sequences=sequences)
-    return PagedFixture(subject, with_room(subject, entries, **sizes))
+def nearly_full_session(subject: Subject) -> tuple[PagedFixture, int]:
+    """Returns a cache, and a sequence with all its blocks but one entry, of which the last is partly filled."""
+    session = PagedFixture(subject, lambda: to_be_filled(subject, 3, block_size=2))
+    need_partly_filled_blocks(session)
+    return session, session.create((room(session.cache) - 1) * session.size - 1)
+
+
+def need_partly_filled_blocks(session: PagedFixture) -> None:
+    if session.size == 1:
+        raise NotOffered("a partly filled block, where its limits say block_size 1")
 
 
 @check("SHARE-03bc", "paged")
-def a_fork_reads_as_its_parent(subject: Subject) -> None:
+def fork_reads_as_its_parent(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     for lengths in ((1,), (size,), (2 * size + 1, 2 * size), (2 * size, size + 1)):
-        cache = known(subject)
-        parent = cache.create(*lengths)
-        cache.look("before fork")
-        used = cache.used()
-        cache.fork(parent)
-        cache.look("after a fork")
-        most, taken = cache.partly(parent), cache.used() - used
-        true(0 <= taken <= most, f"blocks that fork allocated, with {lengths} tokens", f"at most {most}", taken)
-        cache.adds_up("after a fork")
+        session = small_session(subject)
+        parent = session.create(*lengths)
+        used = session.used()
+        partly = [length // size for layer in session.layers if (length := session.length(parent, layer)) % size]
+        child = session.cache.fork(parent)
+        for layer in session.layers:
+            assert_pair(session.cache.gather(child, layer), session.cache.gather(parent, layer), f"layer {layer} of the fork")
+        session.look()
+        most, allocated = len(partly) if session.unit == 1 else len({*partly}) * session.unit, session.used() - used
+        true(0 <= allocated <= most, f"blocks that fork allocated, with {lengths} tokens", f"at most {most}", allocated)
+        session.count_blocks()
 
 
 @check("SHARE-03a", "paged")
-def a_forks_id_was_never_used(subject: Subject) -> None:
-    cache, seen = known(subject), set[int]()
-    parent = cache.create(1)
-    seen.add(parent)
+def fork_returns_an_id_that_was_never_used(subject: Subject) -> None:
+    session = small_session(subject)
+    used = {parent := session.create(1)}
     for _ in range(4):
-        child = cache.fork(parent)
-        true(child not in seen, "the id of a fork", f"an id not in {seen}", child)
-        seen.add(child)
-        cache.drop(child)
+        child = session.cache.fork(parent)
+        true(child not in used, "the id of a fork", f"an id not in {used}", child)
+        used.add(child)
+        session.cache.drop(child)
         with raises("SequenceNotFound"):
-            cache.cache.gather(child, 0)
-    cache.look("after drop of its forks")
+            session.cache.gather(child, 0)
+    session.look()
 
 
 @check("SHARE-03d", "paged")
-def a_fork_needs_room_for_its_last_blocks_at_most(subject: Subject) -> None:
+def fork_in_a_full_pool_raises_or_copies_the_last_block(subject: Subject) -> None:
     subject.need(sequences=2)
-    cache = PagedFixture(subject, to_be_filled(subject, 3))
-    parent = cache.create(room(cache.cache) * cache.size - 1)
-    before = cache.seen()
+    session = PagedFixture(subject, lambda: to_be_filled(subject, 3))
+    parent = session.create(room(session.cache) * session.size - 1)
+    before, child = session.blocks(), None
     with may_raise("OutOfBlocks"):
-        cache.fork(parent)
-    cache.look("after a fork in a full pool")
-    if len(cache.tokens) == 1:
-        assert_equal(cache.seen(), before, "blocks after fork raised OutOfBlocks")
+        child = session.cache.fork(parent)
+    session.look()
+    if child is None:
+        assert_equal(session.blocks(), before, "blocks after fork raised OutOfBlocks")
 
 
-def acts(cache: PagedFixture, parent: int, child: int) -> dict[str, Callable[[], Any]]:
+def operations_on_sharers(session: PagedFixture, parent: int, child: int) -> list[Callable[[], Any]]:
     """Returns operations on one of two sharers that the other must not observe."""
-    length, layers = cache.length(parent, 0), cache.layers
-    return {
-        "the child wrote a token": lambda: cache.write(child, 0, length, 1),
-        "the parent wrote a token": lambda: cache.write(parent, 0, length, 1),
-        "the child overwrote its first tokens": lambda: cache.write(child, layers[-1], 0, cache.size + 1),
-        "the parent overwrote its last token": lambda: cache.write(parent, layers[-1], length - 1, 1),
-        "both appended a step": lambda: cache.step([child, parent]),
-        "the child was truncated": lambda: cache.truncate(child, cache.size + 1),
-        "the child wrote after the truncation": lambda: cache.write(child, 0, cache.size + 1, 2),
-        "the parent was truncated": lambda: cache.truncate(parent, cache.size - 1),
-        "the second token of the child was removed": lambda: cache.remove(child, 1, 2),
-        "the parent was truncated to 0": lambda: cache.truncate(parent, 0),
-        "the parent wrote from position 0": lambda: cache.write(parent, 0, 0, cache.size + 1),
-        "the child was dropped": lambda: cache.drop(child),
-    }
+    length, size, last = session.length(parent, 0), session.size, session.layers[-1]
+    return [
+        lambda: session.write(child, 0, length, 1),
+        lambda: session.write(parent, 0, length, 1),
+        lambda: session.write(child, last, 0, size + 1),
+        lambda: session.write(parent, last, length - 1, 1),
+        lambda: session.append_step([child, parent]),
+        lambda: session.cache.truncate(child, size + 1),
+        lambda: session.write(child, 0, size + 1, 2),
+        lambda: session.cache.truncate(parent, size - 1),
+        lambda: session.cache.remove(child, 1, 2),
+        lambda: session.cache.truncate(parent, 0),
+        lambda: session.write(parent, 0, 0, size + 1),
+        lambda: session.cache.drop(child),
+    ]
 
 
 @check("SHARE-04", "paged")
-def what_one_sharer_does_no_other_sees(subject: Subject) -> None:
+def operations_in_turn_on_one_of_three_sharers_change_no_other(subject: Subject) -> None:
     subject.need(sequences=3)
     for more in (0, 1):  # the last block is full, then partly filled
-        cache = known(subject, 18)
-        parent = cache.create(2 * cache.size + more)
-        child, _ = cache.fork(parent), cache.fork(parent)
-        for when, act in acts(cache, parent, child).items():
-            if offered(act):
-                cache.look(f"after {when}")
-        cache.adds_up("at the end")
+        session = small_session(subject, 18)
+        parent = session.create(2 * session.size + more)
+        child, _ = session.cache.fork(parent), session.cache.fork(parent)
+        for operation in operations_on_sharers(session, parent, child):
+            if offered(operation):
+                session.look()
+        session.count_blocks()
 
 
 @check("SHARE-04", "paged")
-def what_one_of_two_does_the_other_does_not_see(subject: Subject) -> None:
-    for number in range(len(acts(cache := known(subject), (one := cache.create(1)), one))):
-        cache = known(subject)
-        parent = cache.create(2 * cache.size + 1)
-        child = cache.fork(parent)
-        when, act = list(acts(cache, parent, child).items())[number]
-        if offered(act):
-            cache.look(f"after {when}")
-            cache.adds_up(f"after {when}")
+def any_operation_on_one_of_two_sharers_changes_no_other(subject: Subject) -> None:
+    for number in range(12):
+        session = small_session(subject)
+        parent = session.create(2 * session.size + 1)
+        operation = operations_on_sharers(session, parent, session.cache.fork(parent))[number]
+        if offered(operation):
+            session.look()
+            session.count_blocks()
 
 
 @check("SHARE-05b", "paged")
-def a_copy_is_where_everything_looks(subject: Subject) -> None:
-    """Slots for a kernel, padded tables and attention must use the copy, not the block where the token was before."""
+def slot_mapping_block_tables_and_attend_use_the_copy(subject: Subject) -> None:
     for writer in (0, 1):
-        cache = known(subject)
-        sequences = [parent := cache.create(2 * cache.size + 1), cache.fork(parent)]
-        ways = cache.ways()
-        if not ways:
+        session = small_session(subject)
+        parent = session.create(2 * session.size + 1)
+        family = [parent, session.cache.fork(parent)]
+        locate_tokens(session)  # an implementation could remember the places of the tokens
+        session.write_in_each_layer(family[writer], 1, 2 * session.size)
+        if not locate_tokens(session):
             raise NotOffered("slot_mapping, block_tables or attend")
-        for layer in cache.layers:
-            cache.write(sequences[writer], layer, 1, 2 * cache.size)
-        for way in ways:
-            cache.look_by(way, f"after {('the parent', 'a fork')[writer]} overwrote its tokens")
+
+
+def locate_tokens(session: PagedFixture) -> bool:
+    """Calls the operations that find tokens by the block tables. Returns whether one is provided."""
+    provided, size = False, session.subject.size("group_size", 1)
+    offered(partial(session.look, "block_table"))
+    query = normal(session.subject, 1, session.row[0] * size, session.row[1])
+    for sequence in session.model.sequences:
+        for layer in session.layers:
+            calls: list[tuple[str, tuple[Any, ...]]] = [
+                ("slot_mapping", (sequence, layer, 0, session.length(sequence, layer))), ("block_tables", ([sequence], layer)),
+                ("attend", (sequence, layer, query, default_scale(session.subject))),
+            ]  # fmt: skip
+            for name, args in calls:
+                provided |= offered(partial(getattr(session.cache, name), *args))
+    return provided
 
 
 @check("SHARE-05a", "paged")
-def a_copy_holds_every_filled_slot(subject: Subject) -> None:
-    for parents in (False, True):
-        for position in range(2 * (size := subject.size("block_size", 3)) + 2):
-            if position not in (0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1):
-                continue
-            cache = known(subject)
-            parent = cache.create(2 * size + 1)
-            child = cache.fork(parent)
-            for layer in cache.layers[-1:]:
-                cache.write(parent if parents else child, layer, position, 1)
-            cache.look(f"after the {'parent' if parents else 'child'} wrote to position {position}")
+def write_to_a_shared_block_copies_every_filled_slot(subject: Subject) -> None:
+    size = subject.size("block_size", 3)
+    for writer in (0, 1):
+        for position in sorted({0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1}):
+            session = small_session(subject)
+            parent = session.create(2 * size + 1)
+            family = [parent, session.cache.fork(parent)]
+            session.write(family[writer], session.layers[-1], position, 1)
+            session.look()
 
 
 @check("SHARE-05cd", "paged")
-def only_blocks_written_to_are_copied(subject: Subject) -> None:
-    cache = known(subject, 18, sequences=3)
-    size, layer = cache.size, cache.layers[-1]
-    parent = cache.create(3 * size)
-    child, other = cache.fork(parent), cache.fork(parent)
+def write_copies_only_shared_blocks_that_it_changes(subject: Subject) -> None:
+    session = small_session(subject, 18, sequences=3)
+    size, layer = session.size, session.layers[-1]
+    parent = session.create(3 * size)
+    child, other = session.cache.fork(parent), session.cache.fork(parent)
     for start, count, writer, copied in (
         (size, 1, child, 1), (size + 1, size - 1, child, 0), (size, 1, parent, 1), (size, 1, other, 0), (0, 2 * size, other, 1),
         (0, size + 1, child, 1), (0, 2 * size, parent, 0), (2 * size - 1, 2, child, 1), (2 * size, size + 1, parent, 2),
     ):  # fmt: skip
-        used = cache.used()
-        cache.write(writer, layer, start, count)
-        what = f"blocks that a write to [{start}, {start + count}) allocated"
-        assert_equal(
-            cache.used() - used, copied * cache.unit + (start + count > 3 * size) * (len(cache.layers) - cache.unit), what
-        )
-        cache.look(f"after a write to [{start}, {start + count})")
+        used = session.used()
+        session.write(writer, layer, start, count)
+        allocated = copied * session.unit + (start + count > 3 * size) * (len(session.layers) - session.unit)
+        assert_equal(session.used() - used, allocated, f"blocks that a write to [{start}, {start + count}) allocated")
+        session.look()
 
 
 @check("SHARE-05ac", "paged")
-def the_other_blocks_stay_where_they_are(subject: Subject) -> None:
-    cache = known(subject)
-    parent = cache.create(3 * cache.size)
-    child = cache.fork(parent)
-    before = cache.tables()
-    cache.write(child, 0, cache.size, 1)
-    after = cache.tables()
+def write_to_a_shared_block_changes_no_other_table_entry(subject: Subject) -> None:
+    session = small_session(subject)
+    parent = session.create(3 * session.size)
+    child = session.cache.fork(parent)
+    before = session.tables()
+    session.write(child, 0, session.size, 1)
+    after = session.tables()
     assert_equal(after[parent], before[parent], "tables of the parent after a write to the child")
-    own = after[child][0][1]
-    true(own not in after[parent][0], "the block that the child wrote to", f"a block not in {after[parent][0]}", own)
-    layers = len(cache.layers) if cache.unit > 1 else 1
-    kept = [[*table[:1], 0, *table[2:]] if layer < layers else table for layer, table in enumerate(after[child])]
-    assert_equal(kept, [[*table[:1], 0, *table[2:]] if layer < layers else table for layer, table in enumerate(before[child])],
-          "tables of the child, except for the block of the write")  # fmt: skip
+    copy = after[child][0][1]
+    true(copy not in after[parent][0], "the block that the child wrote to", f"a block not in {after[parent][0]}", copy)
+    for layer in session.layers:
+        copied = layer == 0 or session.unit > 1
+        got, want = ([table[0], *table[1 + copied :]] for table in (after[child][layer], before[child][layer]))
+        assert_equal(got, want, f"table of layer {layer} of the child, except for the block of the write")
 
 
 @check("SHARE-05d", "paged")
-def of_those_who_write_at_once_all_but_one_get_a_copy(subject: Subject) -> None:
+def append_step_of_all_sharers_copies_for_all_but_one(subject: Subject) -> None:
     for writers in ((1, 2), (0, 1, 2), (2,)):
-        cache = known(subject, 12, sequences=3)
-        parent = cache.create(cache.size + 1)
-        family = [parent, cache.fork(parent), cache.fork(parent)]
-        if cache.size == 1:
-            raise NotOffered("a partly filled block, where its limits say block_size 1")
-        cache.step([family[each] for each in writers])
-        cache.look(f"after a step of sharers {writers} of three")
+        session = small_session(subject, 12, sequences=3)
+        need_partly_filled_blocks(session)
+        parent = session.create(session.size + 1)
+        family = [parent, session.cache.fork(parent), session.cache.fork(parent)]
+        session.append_step([family[each] for each in writers])
+        session.look()
         owners = min(3, len(writers) + 1)
-        counts = [(1 + each) * len(cache.layers) for each in (owners, 3)]  # 3 if each fork has a copy
-        true(
-            cache.used() in counts,
-            f"allocated blocks after a step of sharers {writers} of three",
-            " or ".join(map(str, counts)),
-            cache.used(),
-        )
-        cache.adds_up(f"after a step of sharers {writers} of three")
+        counts = [(1 + each) * len(session.layers) for each in (owners, 3)]  # 3 if each fork has a copy
+        what = f"allocated blocks after a step of sharers {writers} of three"
+        true(session.used() in counts, what, " or ".join(map(str, counts)), session.used())
+        session.count_blocks()
 
 
 @check("SHARE-05d", "paged")
-def the_last_of_those_who_write_at_once_needs_no_room(subject: Subject) -> None:
+def append_step_needs_no_room_for_the_last_sharer(subject: Subject) -> None:
     subject.need(sequences=2)
-    cache = PagedFixture(subject, to_be_filled(subject, 3, block_size=2))
-    if cache.size == 1:
-        raise NotOffered("a partly filled block, where its limits say block_size 1")
-    parent = cache.create((room(cache.cache) - 1) * cache.size - 1)
-    cache.step([parent, cache.fork(parent)])
-    cache.look("after both sharers wrote to a block, with room for one copy")
+    session, parent = nearly_full_session(subject)
+    session.append_step([parent, session.cache.fork(parent)])
+    session.look()
 
 
 @check("SHARE-05d", "paged")
-def who_holds_a_block_alone_writes_in_place(subject: Subject) -> None:
-    cache = known(subject)
-    parent = cache.create(2 * cache.size + 1)
-    cache.drop(cache.fork(parent))
-    before = cache.seen()
-    for layer in cache.layers:
-        cache.write(parent, layer, cache.size - 1, 2)
-    assert_equal(cache.seen(), before, "blocks after a write to a sequence whose fork was dropped")
-    cache.look("after drop of its fork")
-
-
-# Checks of LAW-18: a long prompt with hundreds of forks.
-
-
-@check("LAW-18", "paged")
-def hundreds_go_on_from_one_prompt(subject: Subject) -> None:
-    count = subject.size("sequences", 300)
-    subject.need(sequences=2)
-    cache = PagedFixture(subject, with_room(subject, 400, block_size=16, num_layers=1))
-    parent = cache.create(affordable(subject, 65 * cache.size + 5, 2))
-    family = [parent, *(cache.fork(parent) for _ in range(min(count, 300) - 1))]
-    for sequence in family[::50]:
-        cache.write(sequence, 0, cache.length(sequence, 0), 2)
-    cache.write(family[-1], 0, cache.size - 1, 2)
-    cache.look("after hundreds of forks and writes to some of them")
-    cache.adds_up("after hundreds of forks")
-    for sequence in family[::2]:
-        cache.drop(sequence)
-    cache.look("after drop of every second fork")
-    for sequence in family[1::2]:
-        cache.drop(sequence)
-    assert_equal(cache.used(), 0, "allocated blocks after drop of all sequences")
+def write_after_the_other_sharer_was_dropped_is_in_place(subject: Subject) -> None:
+    session = small_session(subject)
+    parent = session.create(2 * session.size + 1)
+    session.cache.drop(session.cache.fork(parent))
+    before = session.blocks()
+    session.write_in_each_layer(parent, session.size - 1, 2)
+    assert_equal(session.blocks(), before, "blocks after a write to a sequence whose fork was dropped")
+    session.look()
 
 
 # Checks of SHARE: sharers are created and dropped, and forks are forked.
 
 
 @check("SHARE-06ab", "paged")
-def sharers_go_in_any_order(subject: Subject) -> None:
+def drop_of_sharers_in_any_order_frees_only_unshared_blocks(subject: Subject) -> None:
     for order in permutations(range(3)):
-        cache = known(subject, 18, sequences=3)
-        parent = cache.create(2 * cache.size + 1)
-        family = [parent, child := cache.fork(parent), cache.fork(child)]
-        cache.write(child, 0, 2 * cache.size + 1, 1)
-        for which in order:
-            cache.drop(family[which])
-            cache.look(f"after drop of {which} in the order {order}")
-            cache.adds_up(f"after drop of {which} in the order {order}")
-        assert_equal(cache.used(), 0, f"allocated blocks after drops in the order {order}")
+        session = small_session(subject, 18, sequences=3)
+        parent = session.create(2 * session.size + 1)
+        child = session.cache.fork(parent)
+        family = [parent, child, session.cache.fork(child)]
+        session.write(child, 0, 2 * session.size + 1, 1)
+        for number in order:
+            session.cache.drop(family[number])
+            session.look()
+            session.count_blocks()
+        assert_equal(session.used(), 0, "allocated blocks after drop of all sequences")
 
 
 @check("SHARE-07", "paged")
-def a_copy_that_does_not_fit_changes_nothing(subject: Subject) -> None:
-    for spare in (False, True):
-        subject.need(sequences=2)
-        cache = PagedFixture(subject, to_be_filled(subject, 3, one_short=spare))
-        entries = room(cache.cache)
-        parent = cache.create(entries * cache.size)
-        child, free = cache.fork(parent), cache.cache.config["num_blocks"] - cache.used()
-        many = free // cache.unit + 1  # one block more of a layer than can be copied
+def write_without_room_for_its_copies_changes_nothing(subject: Subject) -> None:
+    subject.need(sequences=2)
+    for one_short in (False, True):
+        session = PagedFixture(subject, partial(to_be_filled, subject, 3, one_short=one_short))
+        entries, last = room(session.cache), session.layers[-1]
+        parent = session.create(entries * session.size)
+        child, free = session.cache.fork(parent), session.cache.config["num_blocks"] - session.used()
+        many = free // session.unit + 1  # one block more of a layer than can be copied
         if many > entries:
             raise NotOffered(f"a write that copies {many} blocks at once")
-        before = cache.seen()
-        for writer, start, stop in ((child, 0, many * cache.size), (parent, (entries - many) * cache.size, entries * cache.size)):
+        before = session.blocks()
+        for writer, first in ((child, 0), (parent, entries - many)):
             with raises("OutOfBlocks"):
-                cache.write(writer, cache.layers[-1], start, stop - start)
-            cache.look("after a write without room for its copies")
-            assert_equal(cache.seen(), before, "blocks after a write without room for its copies")
-        cache.drop(parent)
-        cache.write(child, cache.layers[-1], 0, many * cache.size)
-        cache.look("after the other sharer was dropped")
+                session.write(writer, last, first * session.size, many * session.size)
+            session.look()
+            assert_equal(session.blocks(), before, "blocks after a write without room for its copies")
+        session.cache.drop(parent)
+        session.write(child, last, 0, many * session.size)
+        session.look()
 
 
 @check("SHARE-07", "paged")
-def a_step_that_does_not_fit_copies_for_no_one(subject: Subject) -> None:
+def append_step_without_room_for_its_copies_changes_nothing(subject: Subject) -> None:
     subject.need(sequences=3)
-    cache = PagedFixture(subject, to_be_filled(subject, 3, block_size=2))
-    if cache.size == 1:
-        raise NotOffered("a partly filled block, where its limits say block_size 1")
-    parent = cache.create((room(cache.cache) - 1) * cache.size - 1)
+    session, parent = nearly_full_session(subject)
     family = [parent]
     with may_raise("OutOfBlocks"):  # if fork copies the last block
-        family += [cache.fork(parent), cache.fork(parent)]
+        family += [session.cache.fork(parent), session.cache.fork(parent)]
     if len(family) < 3:
         raise NotOffered("forks that share the last block, in a nearly full pool")
-    before = cache.seen()
+    before = session.blocks()
     with raises("OutOfBlocks"):
-        cache.step(family)  # two copies per layer, with room for one
-    cache.look("after a step without room for its copies")
-    assert_equal(cache.seen(), before, "blocks after a step without room for its copies")
-    cache.step(family[1:2])
-    cache.look("after a step of one sharer")
+        session.append_step(family)  # two copies per layer, with room for one
+    session.look()
+    assert_equal(session.blocks(), before, "blocks after a step without room for its copies")
+    session.append_step(family[1:2])
+    session.look()
 
 
 @check("SHARE-08a", "paged")
-def forks_are_forked(subject: Subject) -> None:
+def fork_of_a_fork_shares_no_later_writes(subject: Subject) -> None:
     count = min(5, subject.size("sequences", 5))
-    cache = known(subject, 6 * count)
-    family = [cache.create(cache.size + 1)]
+    session = small_session(subject, 6 * count)
+    family = [session.create(session.size + 1)]
     for generation in range(1, count):
-        cache.write(family[-1], 0, cache.size + generation, 1)
-        family.append(cache.fork(family[-1]))
-        cache.look(f"after {generation} nested forks")
-    for at, sequence in enumerate(family):
-        cache.write(sequence, 0, cache.length(sequence, 0), 2)
-        cache.write(sequence, 0, at % cache.size, 1)
-        cache.look(f"after writes to {at + 1} of {count} sharers")
-    for sequence in family:
-        cache.drop(sequence)
-    assert_equal(cache.used(), 0, "allocated blocks after drop of all sequences")
+        session.write(family[-1], 0, session.size + generation, 1)
+        family.append(session.cache.fork(family[-1]))
+        session.look()
+    for number, sequence in enumerate(family):
+        session.write(sequence, 0, session.length(sequence, 0), 2)
+        session.write(sequence, 0, number % session.size, 1)
+        session.look()
+    session.drop_all()
 
 
 @check("SHARE-08a", "paged")
-def empty_sequences_are_forked(subject: Subject) -> None:
-    cache = known(subject)
-    parent = cache.create(0)
-    child = cache.fork(parent)
-    cache.look("after a fork of an empty sequence")
+def fork_of_an_empty_sequence_shares_no_later_writes(subject: Subject) -> None:
+    session = small_session(subject)
+    parent = session.create(0)
+    child = session.cache.fork(parent)
+    session.look()
     for sequence in (child, parent):
-        cache.write(sequence, 0, 0, cache.size + 1)
-        cache.look("after a write to one of two empty sharers")
-    cache.drop(parent)
-    cache.drop(child)
-    assert_equal(cache.used(), 0, "allocated blocks after drop of both")
+        session.write(sequence, 0, 0, session.size + 1)
+        session.look()
+    session.drop_all()
 
 
 @check("SHARE-08a", "paged")
-def what_was_reserved_is_written_apart(subject: Subject) -> None:
-    cache = known(subject)
-    parent = cache.create(1)
-    cache.cache.ensure_capacity(parent, 3 * cache.size)
-    child = cache.fork(parent)
+def fork_of_reserved_blocks_shares_no_later_writes(subject: Subject) -> None:
+    session = small_session(subject)
+    parent = session.create(1)
+    session.cache.ensure_capacity(parent, 3 * session.size)
+    child = session.cache.fork(parent)
     for sequence in (parent, child):
-        cache.write(sequence, 0, 1, 3 * cache.size - 1)
-        cache.look("after a fork of a sequence with reserved capacity, and a write")
-    cache.drop(child)
-    cache.look("after drop of the fork")
-    cache.drop(parent)
-    assert_equal(cache.used(), 0, "allocated blocks after drop of both")
+        session.write(sequence, 0, 1, 3 * session.size - 1)
+        session.look()
+    session.cache.drop(child)
+    session.look()
+    session.drop_all()
 
 
 @check("SHARE-08b", "paged")
-def an_unknown_sequence_is_not_forked(subject: Subject) -> None:
-    cache = known(subject)
-    gone, kept = cache.create(1), cache.create(2)
-    cache.drop(gone)
-    for unknown in subject.integers(gone, max(gone, kept) + 1, -1):
+def fork_of_an_unknown_sequence_raises(subject: Subject) -> None:
+    session = small_session(subject)
+    dropped, live = session.create(1), session.create(2)
+    session.cache.drop(dropped)
+    for unknown in subject.integers(dropped, max(dropped, live) + 1, -1):
         with raises("SequenceNotFound"):
-            cache.cache.fork(unknown)
-    cache.look("after a rejected fork of an unknown sequence")
+            session.cache.fork(unknown)
+    session.look()
 
 
 @check("SHARE-09", "paged")
-def a_copy_that_is_still_to_come_does_not_show(subject: Subject) -> None:
+def fork_of_a_fork_reads_right_after_drops_and_reuse_of_blocks(subject: Subject) -> None:
     subject.need(sequences=3)
     for more in (0, 1):
-        cache = known(subject, 18)
-        parent = cache.create(2 * cache.size + more)
-        child = cache.fork(parent)
-        cache.write(child, 0, cache.length(child, 0) - 1, 2)
-        cache.drop(parent)
-        other = cache.create(2 * cache.size + 1)  # in blocks that the parent had
-        again = cache.fork(child)
-        cache.drop(child)
-        cache.look("after a fork of a fork whose parents were dropped")
-        with suppress(NotOffered):
-            cache.truncate(again, cache.size + 1)
-        cache.drop(other)
-        cache.create(3 * cache.size)
-        cache.look("after truncate, and after other sequences were dropped and created")
-        cache.adds_up("at the end")
+        session = small_session(subject, 18)
+        parent = session.create(2 * session.size + more)
+        child = session.cache.fork(parent)
+        session.write(child, 0, session.length(child, 0) - 1, 2)
+        session.cache.drop(parent)
+        other = session.create(2 * session.size + 1)  # in blocks that the parent had
+        grandchild = session.cache.fork(child)
+        session.cache.drop(child)
+        session.look()
+        offered(partial(session.cache.truncate, grandchild, session.size + 1))
+        session.cache.drop(other)
+        session.create(3 * session.size)
+        session.look()
+        session.count_blocks()

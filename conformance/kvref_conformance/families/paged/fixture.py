@@ -1,4 +1,4 @@
-"""A paged cache together with the tokens that each of its sequences must contain."""
+"""The session of a check of the paged cache: random tokens, and the blocks that the implementation reports."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,22 +7,17 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.families.paged.block_accounting import layers_of
+from kvref_conformance.families.paged.block_accounting import NO_BLOCK, layers_of, with_room
+from kvref_conformance.families.paged.model import Paged
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import SCALED
 from kvref_conformance.oracle.token_storage import tokens_as
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_within, expected_attention, normal, reads
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, reads
 from kvref_conformance.testlib.fixtures import blocks_of, pair_of_tokens
+from kvref_conformance.testlib.session import Session
 
 Pair = tuple[NDArray, NDArray]
-Way = Callable[[int, int, Pair, str], None]  # (sequence, layer, its tokens, label)
-
-
-def spliced(old: Pair, start: int, stop: int, new: Pair) -> Pair:
-    """Returns tokens in which [start, stop) is replaced by `new`."""
-    keys, values = (np.concatenate([o[:start], n, o[stop:]]) for o, n in zip(old, new, strict=True))
-    return keys, values
 
 
 def read_back(subject: Subject, cache: ObjectProxy, got: Pair, wrote: Pair, what: str) -> None:
@@ -35,113 +30,57 @@ def read_back(subject: Subject, cache: ObjectProxy, got: Pair, wrote: Pair, what
         reads(subject, got, (keys, values), what, format)
 
 
-class PagedFixture:
-    """tokens: per sequence and layer, the keys and values that were written."""
+def small_session(subject: Subject, entries: int = 12, sequences: int = 2, **sizes: Any) -> "PagedFixture":
+    """Returns a cache with at least `entries` entries. Raises NotOffered if the limits do not allow them or the sequences."""
+    subject.need(sequences=sequences)
+    return PagedFixture(subject, lambda: with_room(subject, entries, **sizes))
 
-    def __init__(self, subject: Subject, cache: ObjectProxy) -> None:
-        self.subject, self.cache = subject, cache
-        self.size, self.layers = int(cache.config["block_size"]), layers_of(cache)
-        self.row = cache.config["num_kv_heads"], cache.config["head_dim"]
-        self.tokens: dict[int, list[Pair]] = {}
-        self.dropped: list[int] = []
+
+class PagedFixture(Session):
+    """A paged cache, to which random tokens are written.
+
+    size: tokens per block. layers: the range of layers. row: the shape of a token. unit: blocks that one table entry stands for.
+    """
+
+    def __init__(self, subject: Subject, make: Callable[[], ObjectProxy]) -> None:
+        super().__init__(subject, make)
+        self.size, self.layers = int(self.cache.config["block_size"]), layers_of(self.cache)
+        self.row = self.cache.config["num_kv_heads"], self.cache.config["head_dim"]
+        self.unit = len(self.layers) if subject.limits.switch("paged", "one_block_table") else 1
 
     @property
-    def unit(self) -> int:
-        """The number of blocks that one table entry stands for."""
-        return len(self.layers) if self.subject.limits.switch("paged", "one_block_table") else 1
+    def model(self) -> Paged:
+        model = super().model
+        assert isinstance(model, Paged)
+        return model
 
     def create(self, *lengths: int) -> int:
         """Creates a sequence with lengths[i] tokens in layer i; the last length is used for further layers."""
         sequence: int = self.cache.create()
-        self.tokens[sequence] = [self.given(0) for _ in self.layers]
         for layer in self.layers:
             self.write(sequence, layer, 0, lengths[min(layer, len(lengths) - 1)])
         return sequence
 
-    def given(self, count: int) -> Pair:
-        """Returns `count` random tokens."""
+    def random_tokens(self, count: int) -> Pair:
         return pair_of_tokens(self.subject, count, *self.row)
 
     def write(self, sequence: int, layer: int, start: int, count: int) -> None:
-        if not count:
-            return
-        rows = self.given(count)
-        self.cache.write(sequence, layer, start, *rows)
-        self.tokens[sequence][layer] = spliced(self.tokens[sequence][layer], start, start + count, rows)
+        if count:
+            self.cache.write(sequence, layer, start, *self.random_tokens(count))
 
-    def step(self, sequences: list[int]) -> None:
+    def write_in_each_layer(self, sequence: int, start: int, count: int) -> None:
+        for layer in self.layers:
+            self.write(sequence, layer, start, count)
+
+    def append_step(self, sequences: list[int]) -> None:
         """Appends one token per sequence in every layer."""
-        rows = [self.given(len(sequences)) for _ in self.layers]
+        rows = [self.random_tokens(len(sequences)) for _ in self.layers]
         keys, values = (np.stack(part) for part in zip(*rows, strict=True))
         self.cache.append_step(sequences, keys, values)
-        for layer in self.layers:
-            for at, sequence in enumerate(sequences):
-                length = self.length(sequence, layer)
-                row = keys[layer, at : at + 1], values[layer, at : at + 1]
-                self.tokens[sequence][layer] = spliced(self.tokens[sequence][layer], length, length, row)
-
-    def fork(self, sequence: int) -> int:
-        child: int = self.cache.fork(sequence)
-        self.tokens[child] = list(self.tokens[sequence])
-        return child
-
-    def truncate(self, sequence: int, length: int) -> None:
-        self.cache.truncate(sequence, length)
-        self.tokens[sequence] = [(keys[:length], values[:length]) for keys, values in self.tokens[sequence]]
-
-    def remove(self, sequence: int, start: int, stop: int) -> None:
-        self.cache.remove(sequence, start, stop)
-        nothing = self.given(0)
-        self.tokens[sequence] = [spliced(each, start, stop, nothing) for each in self.tokens[sequence]]
-
-    def drop(self, sequence: int) -> None:
-        self.cache.drop(sequence)
-        del self.tokens[sequence]
 
     def length(self, sequence: int, layer: int) -> int:
-        return len(self.tokens[sequence][layer][0])
-
-    def look(self, when: str) -> None:
-        """Raises Broken unless every sequence has its length and tokens."""
-        for at, (sequence, layers) in enumerate(self.tokens.items()):
-            for layer, wanted in enumerate(layers):
-                what = f"layer {layer} of sequence {at} {when}"
-                assert_equal(self.cache.length(sequence, layer), len(wanted[0]), f"length of {what}")
-                read_back(self.subject, self.cache, self.cache.gather(sequence, layer), wanted, what)
-
-    def ways(self) -> list[Way]:
-        """Returns the other ways to observe where tokens are, as far as they are provided and right at the moment."""
-        return [way for way in (self._slots, self._padded, self._attended) if self._right(way)]
-
-    def _right(self, way: Way) -> bool:
-        try:
-            self.look_by(way, "")
-        except (NotOffered, Broken):  # a wrong result is for the clauses about this operation
-            return False
-        return True
-
-    def look_by(self, way: Way, when: str) -> None:
-        """Checks every sequence in one of these ways."""
-        for at, (sequence, layers) in enumerate(self.tokens.items()):
-            for layer, wanted in enumerate(layers):
-                way(sequence, layer, wanted, f"layer {layer} of sequence {at} {when}")
-
-    def _slots(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
-        """Compares slot_mapping with the block table."""
-        table, length = self.table(sequence, layer), len(wanted[0])
-        slots = [table[position // self.size] * self.size + position % self.size for position in range(length)]
-        assert_equal([int(slot) for slot in self.cache.slot_mapping(sequence, layer, 0, length)], slots, f"slots of {what}")
-
-    def _padded(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
-        (row,) = self.cache.block_tables([sequence], layer)
-        assert_equal([int(block) for block in row], self.table(sequence, layer), f"row of block_tables for {what}")
-
-    def _attended(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
-        """Compares attend with attention over the expected tokens."""
-        heads, dim = wanted[0].shape[1:]
-        query, scale = normal(self.subject, 1, heads * self.subject.size("group_size", 1), dim), 2.5 / dim
-        want, bound = expected_attention(self.subject, query, *wanted, scale=scale)
-        assert_within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention over {what}")
+        """Returns the length that the model predicts."""
+        return len(self.model.sequences[sequence][layer].tokens)
 
     def used(self) -> int:
         """Returns the number of allocated blocks, as reported or as the tables list them."""
@@ -152,31 +91,29 @@ class PagedFixture:
 
     def listed(self) -> set[int]:
         """Returns the ids that the tables list."""
-        return {block for sequence in self.tokens for layer in self.layers for block in self.table(sequence, layer)}
-
-    def table(self, sequence: int, layer: int) -> list[int]:
-        return blocks_of(self.cache, sequence, layer)
+        return {block for layers in self.tables().values() for table in layers for block in table if block != NO_BLOCK}
 
     def tables(self) -> dict[int, list[list[int]]]:
-        return {sequence: [self.table(sequence, layer) for layer in self.layers] for sequence in self.tokens}
+        """Returns the block tables of each sequence and layer."""
+        return {each: [blocks_of(self.cache, each, layer) for layer in self.layers] for each in self.model.sequences}
 
-    def seen(self) -> Any:
+    def blocks(self) -> Any:
         """Returns the observables of blocks: the number of allocated ones and, if provided, the tables."""
         try:
             return self.used(), self.tables()
         except NotOffered:
             return self.used()
 
-    def partly(self, sequence: int) -> int:
-        """Returns the number of blocks that fork can copy: the partly filled last one of each layer."""
-        last = [length // self.size for layer in self.layers if (length := self.length(sequence, layer)) % self.size]
-        return len(set(last)) * self.unit if self.unit > 1 else len(last)
-
-    def adds_up(self, when: str) -> None:
+    def count_blocks(self) -> None:
         """Raises Broken unless the number of allocated blocks is the number of blocks in the tables, if both are provided."""
         try:
-            assert_equal(
-                self.cache.config["num_blocks"] - self.cache.num_free_blocks, len(self.listed()), f"allocated blocks {when}"
-            )
+            used, listed = self.cache.config["num_blocks"] - self.cache.num_free_blocks, len(self.listed())
         except NotOffered:
             return
+        assert_equal(used, listed, "number of allocated blocks, compared with the blocks in the tables")
+
+    def drop_all(self) -> None:
+        """Drops every sequence. Raises Broken unless all blocks are free afterwards."""
+        for sequence in list(self.model.sequences):
+            self.cache.drop(sequence)
+        assert_equal(self.used(), 0, "allocated blocks after drop of all sequences")

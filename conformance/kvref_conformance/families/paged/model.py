@@ -1,7 +1,7 @@
 """The reference model of the paged cache: per sequence and layer, a list of tokens."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +9,17 @@ import numpy as np
 
 from kvref_conformance.calls.messages import show
 from kvref_conformance.families.paged.ownership_model import (
+    RELEASED,
     Alternative,
     OwnershipState,
     TableEntry,
+    Transition,
     cutting,
     forking,
     outcome,
     removing,
 )
-from kvref_conformance.families.paged.table_model import LayerTable, TableModel, stacked, stored
+from kvref_conformance.families.paged.table_model import LayerTable, TableModel, Token, stacked, stored
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attended, wrong_query
 from kvref_conformance.oracle.expectations import (  # fmt: skip
@@ -42,7 +44,9 @@ TOKENS = {
     "fork": "SHARE-03", "copied": "SHARE-05", "truncate": "EDIT-01", "remove": "EDIT-10", "load": "MOVE-01",
     "load of nothing": "MOVE-07",
 }  # fmt: skip
-ANY_TOKENS = {"refused": "LAW-01", "no copy": "SHARE-07", "save": "MOVE-04", "not loaded": "MOVE-03"}  # for any sequence
+ANY_TOKENS = {  # for any sequence
+    "refused": "LAW-01", "no copy": "SHARE-07", "save": "MOVE-04", "not loaded": "MOVE-03", "released": "WIN-09",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,10 @@ class NewOrRefused(AcceptedOrError):
 class Paged(TableModel, SerializableModel):
     family = "paged"
     no_room = ("OutOfBlocks",)
+    tables_alone = False  # whether the cache stores no tokens, so that it can release blocks that it only allocated
+
+    def declared(self, switch: Callable[[str], bool]) -> None:
+        self.tables_alone = switch("tables_alone")
 
     def looks(self) -> list[Look]:
         found: list[Look] = [("num_free_blocks", {}), ("utilization", {})]
@@ -85,7 +93,7 @@ class Paged(TableModel, SerializableModel):
     def drop(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
             return self.refuse(wrong)
-        shared = self._shares(sequence)
+        shared, released = self._shares(sequence), self.first_position(sequence) > 0
 
         def change(ok: Any) -> None:
             del self.sequences[sequence]
@@ -95,7 +103,8 @@ class Paged(TableModel, SerializableModel):
                 held.forget()
             self.settle(self.ways)
 
-        return Expectation("SHARE-06" if shared else "PAGED-07", self.did("parted" if shared else "drop", change))
+        clause, did = ("WIN-09", "released") if released else ("SHARE-06", "parted") if shared else ("PAGED-07", "drop")
+        return Expectation(clause, self.did(did, change))
 
     def fork(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
@@ -123,6 +132,8 @@ class Paged(TableModel, SerializableModel):
 
     def truncate(self, sequence: Any, length: Any) -> Expectation:
         wrong = self._unknown(sequence) + not_in_range(length, self._shortest(sequence) + 1, "PositionOutOfRange", "EDIT-02")
+        if not wrong and 0 < length < self.first_position(sequence):
+            wrong = [("NotTruncatable", "WIN-09")]
         if wrong:
             return self.refuse(wrong)
         filled = -(-length // self.size)
@@ -136,7 +147,19 @@ class Paged(TableModel, SerializableModel):
         return Expectation("EDIT-01", self.did("truncate", change))
 
     def release_before(self, sequence: Any, position: Any) -> Expectation:
-        raise ValueError("release_before is not modeled; checks judge it")
+        most = self._shortest(sequence)
+        if self.tables_alone and sequence in self.sequences:
+            most = self.blocks[sequence] * self.size
+        if wrong := self._unknown(sequence) + not_in_range(position, most + 1, "PositionOutOfRange", "WIN-09"):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            for held in self.ways:
+                held.release(sequence, position // self.size)
+            self.settle(self.ways)
+            self.written, self.touched = (sequence, -1, range(0)), {sequence}
+
+        return Expectation("WIN-09", self.did("released", change))
 
     def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expectation:
         shortest = self._shortest(sequence)
@@ -146,6 +169,8 @@ class Paged(TableModel, SerializableModel):
             raise ValueError("remove with theta is not modeled; checks judge it")
         if wrong:
             return self.refuse(wrong)
+        if start < (first := self.first_position(sequence)):
+            raise ValueError("remove at a released position is not modeled, because it may raise or not")
         layers = [layer.tokens for layer in self.sequences[sequence]]
         lengths, gap = list(map(len, layers)), range(start, stop)
         found = outcome(self.ways, self.total, lambda held: removing(held, sequence, lengths, gap, self.size))
@@ -157,8 +182,10 @@ class Paged(TableModel, SerializableModel):
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
         then = self.did("remove", change)
-        if found.stays and gap:
-            return AcceptedOrError("EDIT-10", then, kinds=("OutOfBlocks",), refused=self.none_left(found))
+        kinds = ["OutOfBlocks"] * bool(found.stays and gap) + ["PositionOutOfRange"] * bool(first)
+        if kinds:
+            refused = self.none_left(Transition() if first else found)
+            return AcceptedOrError("EDIT-10", then, kinds=tuple(kinds), refused=refused)
         return Expectation("EDIT-10", then)
 
     def shape(self) -> Any:
@@ -170,17 +197,21 @@ class Paged(TableModel, SerializableModel):
         if (layers, tokens, heads) != (None, None, None):
             raise ValueError("save of parts is not modeled; checks judge it")
         content = [list(layer.tokens) for layer in self.sequences[sequence]]
-        return self.saving(content, empty=not any(content))
+        return self.saving((self.first_position(sequence), content), empty=not any(content))
 
     def load(self, sequence: Any, data: Any) -> Expectation:
         wrong, found = self._unknown(sequence), self.moved.get(np.asarray(data).tobytes())
         if wrong or found is None or found.shape != self.shape():
             return self.loading(data, wrong, lambda content: None)
-        entries = -(-max(map(len, found.content)) // self.size)
+        first, layers = found.content
+        if first % self.size:
+            raise ValueError("load of a sequence whose first position is inside a block is not modeled")
+        released = first // self.size
+        entries = -(-max(map(len, layers)) // self.size) - released
 
         def ways(held: OwnershipState) -> Iterable[Alternative]:
             def change(after: OwnershipState) -> None:
-                after.tables[sequence] = []
+                after.tables[sequence] = [[RELEASED] * self.layers for _ in range(released)]
                 after.extend({sequence: entries})
 
             takes, without = self.layers * entries, held.copy()
@@ -193,7 +224,7 @@ class Paged(TableModel, SerializableModel):
 
         def change(content: Any) -> None:
             self.settle(after.after or self.ways)
-            self.sequences[sequence] = [LayerTable(list(tokens)) for tokens in content]
+            self.sequences[sequence] = [LayerTable(list(tokens)) for tokens in layers]
             self.kin[sequence], self.written, self.touched = sequence, (sequence, -1, range(0)), {sequence}
 
         loaded = self.loading(data, wrong, change)
@@ -205,6 +236,7 @@ class Paged(TableModel, SerializableModel):
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         wrong = self._unknown(sequence, layer) + wrong_arrays(*given)
         wrong += not_in_range(start, self._longest(sequence, layer) + 1, "PositionOutOfRange", "PAGED-10")
+        wrong += self._released(sequence, start)
         if wrong:
             end = tokens_of(*given) + (max(0, start) if isinstance(start, int) else 0)
             return self.refuse(wrong + self.may_be_short({sequence: -(-end // self.size)}) + unstorable(keys, values, self.dtype))
@@ -272,11 +304,12 @@ class Paged(TableModel, SerializableModel):
     def read(self, sequence: Any, layer: Any, positions: Sequence[int]) -> Expectation:
         wrong, length = self._unknown(sequence, layer), self._longest(sequence, layer)
         wrong += [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange", "LAW-05")]
+        wrong += [each for position in positions for each in self._released(sequence, position)]
         return self.refuse(wrong) if wrong else self._tokens(sequence, layer, list(positions))
 
     def _tokens(self, sequence: int, layer: int, positions: list[int] | None) -> Expectation:
         tokens = self.sequences[sequence][layer].tokens
-        positions = list(range(len(tokens))) if positions is None else positions
+        positions = list(range(self.first_position(sequence), len(tokens))) if positions is None else positions
         parts, unsure = stacked([tokens[position] for position in positions], self.row, self.dtype)
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
@@ -297,7 +330,7 @@ class Paged(TableModel, SerializableModel):
     def gather_batch(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):
             return self.refuse(wrong)
-        each = [self.sequences[sequence][layer].tokens for sequence in sequences]
+        each = [self._covered(sequence, layer) for sequence in sequences]
         parts, unsure = stacked([token for part in each for token in part], self.row, self.dtype)
         if unsure is not None:
             return UnjudgedReply("LAW-14")
@@ -307,8 +340,12 @@ class Paged(TableModel, SerializableModel):
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expectation:
         if wrong := self._unknown(sequence, layer):
             return self.refuse(wrong + wrong_query(query, *self.row))
-        parts, unsure = stacked(self.sequences[sequence][layer].tokens, self.row, self.dtype)
+        parts, unsure = stacked(self._covered(sequence, layer), self.row, self.dtype)
         return attended("ATTN-10", query, *parts, scale) if unsure is None else UnjudgedReply("ATTN-10")
+
+    def _covered(self, sequence: int, layer: int) -> list[Token]:
+        """Returns the tokens of a layer that are not released."""
+        return self.sequences[sequence][layer].tokens[self.first_position(sequence) :]
 
     def _related(self, sequence: int) -> bool:
         """Returns whether the last call changed another sequence of the same family of forks."""

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 TableEntry = tuple[int, int, int]  # sequence, layer, entry
+RELEASED = -1  # the name and the id in the place of a released block (WIN-09); names of blocks are positive
 
 
 class OwnershipState:
@@ -38,7 +39,9 @@ class OwnershipState:
 
     def references(self) -> Counter[int]:
         """Returns the number of table entries that list each block."""
-        return Counter(chain.from_iterable(chain.from_iterable(self.tables.values())))
+        listed = Counter(chain.from_iterable(chain.from_iterable(self.tables.values())))
+        del listed[RELEASED]
+        return listed
 
     def used(self) -> int:
         return len(self.references())
@@ -67,10 +70,21 @@ class OwnershipState:
         return {name: (writers[name], count) for name, count in others.items() if count > 0}
 
     def at(self, place: TableEntry) -> int | None:
-        """Returns the block name at a place, or None after the end of the table."""
+        """Returns the block name at a place, or None if the entry is released or after the end of the table."""
         sequence, layer, entry = place
         table = self.tables[sequence]
-        return table[entry][layer] if entry < len(table) else None
+        name = table[entry][layer] if entry < len(table) else RELEASED
+        return None if name == RELEASED else name
+
+    def num_released(self, sequence: int) -> int:
+        """Returns the number of released entries, which are the first ones of the table."""
+        return sum(entry[0] == RELEASED for entry in self.tables[sequence])
+
+    def release(self, sequence: int, count: int) -> None:
+        """Releases the first `count` entries."""
+        for entry in self.tables[sequence][:count]:
+            entry[:] = [RELEASED] * self.layers
+        self.forget()
 
     def copies(self, places: Iterable[TableEntry]) -> int:
         """Returns how many blocks a write to these places has to copy (SHARE-05)."""
@@ -116,13 +130,17 @@ class OwnershipState:
 
     def table(self, sequence: int, layer: int) -> list[int] | None:
         """Returns the block ids of a layer, or None if not all are known."""
-        found = [self.blocks.get(entry[layer]) for entry in self.tables[sequence]]
+        known = {**self.blocks, RELEASED: RELEASED}
+        found = [known.get(entry[layer]) for entry in self.tables[sequence]]
         return None if None in found else [block for block in found if block is not None]
 
     def accepts(self, sequence: int, layer: int, blocks: list[int]) -> bool:
         """Returns whether the table of a layer can list these ids: known ids are unchanged, and each id has one name."""
-        names = [entry[layer] for entry in self.tables[sequence]]
-        if len(blocks) != len(names) or len(set(blocks)) != len(blocks):
+        names, first = [entry[layer] for entry in self.tables[sequence]], self.num_released(sequence)
+        if len(blocks) != len(names) or blocks[:first] != [RELEASED] * first:
+            return False
+        names, blocks = names[first:], blocks[first:]
+        if len(set(blocks)) != len(blocks) or RELEASED in blocks:
             return False
         taken = self.blocks.values()
         return all(
@@ -132,6 +150,7 @@ class OwnershipState:
 
     def see(self, sequence: int, layer: int, blocks: list[int]) -> None:
         self.blocks |= dict(zip((entry[layer] for entry in self.tables[sequence]), blocks, strict=True))
+        self.blocks.pop(RELEASED, None)
 
 
 @dataclass
@@ -220,8 +239,12 @@ def forking(held: OwnershipState, sequence: int, child: int, lengths: list[int],
 
 
 def cutting(held: OwnershipState, sequence: int, filled: int) -> Iterable[Alternative]:
-    """Yields the ways of a truncation: of the entries from `filled` on, the last ones are freed and the others kept."""
-    for kept in range(filled, max(filled, len(held.tables[sequence])) + 1):
+    """Yields the ways of a truncation: of the entries from `filled` on, the last ones are freed and the others kept.
+
+    Released entries are not kept: the caller checks that they are before the new end, or that it is 0.
+    """
+    entries = 0 if held.num_released(sequence) > filled else len(held.tables[sequence])
+    for kept in range(filled, max(filled, entries) + 1):
 
         def change(after: OwnershipState, kept: int = kept) -> None:
             after.tables[sequence] = after.tables[sequence][:kept]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.paged.model import Paged
-from kvref_conformance.families.paged.ownership_model import OwnershipState, TableEntry
+from kvref_conformance.families.paged.ownership_model import RELEASED, OwnershipState, TableEntry
 from kvref_conformance.fuzz.base_machine import ANY, COUNT, DAMAGE, LAST, FamilyStateMachine, damaged, one_of, pair, within
 from kvref_conformance.fuzz.row_generators import kinds
 from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
@@ -202,16 +202,28 @@ class PagedStateMachine(FamilyStateMachine):
             self.create()
         self.call("load", self.objects[0], sequence=self.sequence(into), data=damaged(data, damage))
 
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, back=st.sampled_from((0, 1, 2, 3, 5, -1)))
+    def release_before(self, which: int, back: int) -> None:
+        """Frees the blocks before a window of `back` steps. A negative number makes the position invalid."""
+        sequence = self.chosen(which, full=True)
+        position = max(0, self.shortest(sequence) - back * self.stride)
+        self.call("release_before", self.objects[0], sequence=sequence, position=position)
+
     def cut(self, sequence: int, back: int, count: int, remove: bool) -> None:
         """Truncates a sequence `back` steps before its end, or removes `count` steps from there on. Arguments can be invalid."""
-        shortest = min((len(layer.tokens) for layer in self.model.sequences.get(sequence, [])), default=0)
+        shortest = self.shortest(sequence)
         start = max(0, shortest - back * self.stride) if back < 9 else -1
         if not remove:
             self.call("truncate", self.objects[0], sequence=sequence, length=start)
-        else:
+        elif start < 0 or start >= self.model.first_position(sequence):  # at a released position it may raise or not
             stop = start + count * self.stride
             stop = stop if back < 0 or back == 9 else min(stop, shortest)
             self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop)
+
+    def shortest(self, sequence: int) -> int:
+        """Returns the length of the shortest layer of a sequence, 0 if it does not exist."""
+        return min((len(layer.tokens) for layer in self.model.sequences.get(sequence, [])), default=0)
 
     def chosen(self, which: int, full: bool = False) -> int:
         """Returns a sequence with tokens if there is one; full: with tokens in every layer."""
@@ -439,7 +451,7 @@ def note_paged(call: ModelCall) -> None:
         sequence = call.args["sequence"]
         for number, layer in enumerate(call.model.sequences[sequence]):
             table = call.model.table(sequence, number) or []
-            call.past.given_back |= {*table[: -(-len(layer.tokens) // call.model.size)]}
+            call.past.given_back |= {*table[: -(-len(layer.tokens) // call.model.size)]} - {RELEASED}
     elif call.op in ("paged.write", "paged.ensure_capacity") and allocates_blocks(call):
         call.past.takers.append(call.args["sequence"])
 

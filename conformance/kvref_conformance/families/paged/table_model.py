@@ -7,7 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref_conformance.calls.messages import show
-from kvref_conformance.families.paged.ownership_model import Alternative, OwnershipState, TableEntry, Transition, outcome, writing
+from kvref_conformance.families.paged.ownership_model import (
+    RELEASED,
+    Alternative,
+    OwnershipState,
+    TableEntry,
+    Transition,
+    outcome,
+    writing,
+)
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.expectations import (  # fmt: skip
     AcceptedOrError,
@@ -91,7 +99,7 @@ class TableModel(ReferenceModel):
             (did, seen): clause
             for did, clause in (
                 ("fork", "SHARE-03"), ("copied", "SHARE-05"), ("parted", "SHARE-06"), ("no copy", "SHARE-07"),
-                ("truncate", "EDIT-04"), ("remove", "EDIT-04"),
+                ("truncate", "EDIT-04"), ("remove", "EDIT-04"), ("released", "WIN-09"),
             )
             for seen in ("num_free_blocks", "length", "block_table")
         },
@@ -123,6 +131,10 @@ class TableModel(ReferenceModel):
     def free(self) -> int:
         """The number of free blocks, in one of the possible states."""
         return self.total - self.ways[0].used()
+
+    def first_position(self, sequence: Any) -> int:
+        """Returns the first position that is not released, 0 for an unknown sequence."""
+        return self.ways[0].num_released(sequence) * self.size if sequence in self.sequences else 0
 
     def table(self, sequence: int, layer: int) -> list[int] | None:
         """Returns the block ids of a layer as the implementation last reported them, or None if not all are known."""
@@ -242,7 +254,7 @@ class TableModel(ReferenceModel):
 
         def accepts(table: list[int]) -> bool:
             fitting[:] = [held for held in self.ways if held.accepts(sequence, layer, table)]
-            return all(0 <= block < self.total for block in table) and bool(fitting)
+            return all(RELEASED <= block < self.total for block in table) and bool(fitting)
 
         def note(table: list[int]) -> None:
             self.ways = fitting
@@ -281,7 +293,7 @@ class TableModel(ReferenceModel):
         room = max(rooms) * self.size
         negative = not_in_range(count, None, "PositionOutOfRange") + not_in_range(start, None, "PositionOutOfRange")
         past_the_end = [] if negative else not_in_range(start + count, room + 1, "PositionOutOfRange")
-        if wrong := self._unknown(sequence, layer) + negative + past_the_end:
+        if wrong := self._unknown(sequence, layer) + negative + past_the_end + self._released(sequence, start):
             return self.refuse(wrong)
         if self.lost or start + count > min(rooms) * self.size:
             return AcceptedOrError("PAGED-06", kinds=("PositionOutOfRange",))
@@ -314,6 +326,10 @@ class TableModel(ReferenceModel):
         if sequence not in self.sequences:
             return [("SequenceNotFound", "PAGED-08"), *not_in_range(layer, self.layers, "LayerOutOfRange")]
         return not_in_range(layer, self.layers, "LayerOutOfRange")
+
+    def _released(self, sequence: Any, position: Any) -> Wrong:
+        before = isinstance(position, int) and 0 <= position < self.first_position(sequence)
+        return [("PositionOutOfRange", "WIN-09")] if before else []
 
     def _shortest(self, sequence: Any) -> int:
         """Returns the length of the shortest layer, or the largest possible length for an unknown sequence."""

@@ -36,6 +36,7 @@ class Prefix(Paged):
         self.forgotten: set[Key] = set()  # blocks that were committed before the last reset
 
     def declared(self, switch: Callable[[str], bool]) -> None:
+        super().declared(switch)
         for held in self.kept:
             held.any_order = switch("other_eviction_order")
 
@@ -122,6 +123,8 @@ class Prefix(Paged):
             return self.refuse(wrong)
         salt, told = known[0], [*tokens, *known[1][len(tokens) :]]
         first = len(known[1]) // self.size
+        if first * self.size < self.first_position(sequence):
+            raise ValueError("commit of released tokens is not modeled")
         keys = self.chain(told, salt)[first:]
         rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
         if any(key in self.rows and not same(self.rows[key], each) for key, each in rows.items()):
@@ -228,6 +231,13 @@ class Prefix(Paged):
                 held.in_order()
 
         return self._then(super().truncate(sequence, length), change)
+
+    def release_before(self, sequence: Any, position: Any) -> Expectation:
+        def change(ok: Any) -> None:
+            for held in self.kept:
+                held.in_order()
+
+        return self._then(super().release_before(sequence, position), change)
 
     def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expectation:
         expected = super().remove(sequence, start, stop, theta, layout)

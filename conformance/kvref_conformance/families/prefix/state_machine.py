@@ -32,7 +32,8 @@ class PrefixStateMachine(PagedStateMachine):
     """
 
     family = "prefix"
-    move = None  # type: ignore[assignment]  # the paged state machine tests save and load
+    move = None  # type: ignore[assignment]  # the paged state machine tests save, load and release_before
+    release_before = None  # type: ignore[assignment]
 
     @initialize(
         blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),

@@ -18,7 +18,7 @@ TOKENS = 7  # more than two blocks of 3
 Layers = list[tuple[NDArray, NDArray]]
 
 
-def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> ObjectProxy:
+def cache_with_blocks(subject: Subject, blocks: int = 8, **sizes: Any) -> ObjectProxy:
     """Returns a cache with room for at least `blocks` blocks of 3 tokens per layer."""
     layers, size = subject.size("num_layers", 2), subject.size("block_size", 3)
     wanted = -(-blocks * 3 // size) * layers + layers
@@ -27,24 +27,28 @@ def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> ObjectProxy:
     return cache
 
 
-def cache_of_bits(subject: Subject, cache: ObjectProxy, *lengths: int) -> tuple[int, Layers]:
+def written_sequence(subject: Subject, cache: ObjectProxy, *lengths: int) -> tuple[int, Layers]:
     """Returns a sequence with lengths[i] tokens in layer i (the last length for further layers), and what it reads as."""
-    sequence, held = cache.create(), Layers()
+    sequence = cache.create()
     for layer in range(cache.config["num_layers"]):
         length = lengths[min(layer, len(lengths) - 1)]
         cache.write(sequence, layer, 0, *pair_of_tokens(subject, length, dim=cache.config["head_dim"]))
-        keys, values = cache.gather(sequence, layer)
-        held.append((np.array(keys), np.array(values)))
-    return sequence, held
+    return sequence, contents(cache, sequence)
 
 
-def holds(cache: ObjectProxy, sequence: int, held: Layers, when: str) -> None:
-    for layer, tokens in enumerate(held):
-        assert_equal(cache.length(sequence, layer), len(tokens[0]), f"length of layer {layer} {when}")
-        assert_pair(cache.gather(sequence, layer), tokens, f"layer {layer} {when}")
+def contents(cache: ObjectProxy, sequence: int) -> Layers:
+    """Returns what the tokens of each layer read as."""
+    pairs = (cache.gather(sequence, layer) for layer in range(cache.config["num_layers"]))
+    return [(np.array(keys), np.array(values)) for keys, values in pairs]
 
 
-def is_empty(cache: ObjectProxy, sequence: int, when: str) -> None:
+def assert_contents(cache: ObjectProxy, sequence: int, tokens: Layers, when: str) -> None:
+    for layer, (keys, values) in enumerate(tokens):
+        assert_equal(cache.length(sequence, layer), len(keys), f"length of layer {layer} {when}")
+        assert_pair(cache.gather(sequence, layer), (keys, values), f"layer {layer} {when}")
+
+
+def assert_empty(cache: ObjectProxy, sequence: int, when: str) -> None:
     """Raises Broken unless the sequence is empty."""
     for layer in range(cache.config["num_layers"]):
         assert_equal(cache.length(sequence, layer), 0, f"length of layer {layer} {when}")
@@ -53,13 +57,13 @@ def is_empty(cache: ObjectProxy, sequence: int, when: str) -> None:
 
 
 @check("MOVE-01ac", "paged")
-def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
-    cache, other = roomy(subject), roomy(subject)
-    sequence, held = cache_of_bits(subject, cache, TOKENS, TOKENS - 3)
+def load_restores_every_layer(subject: Subject) -> None:
+    cache, other = cache_with_blocks(subject), cache_with_blocks(subject)
+    sequence, tokens = written_sequence(subject, cache, TOKENS, TOKENS - 3)
     loaded = other.create()
     other.load(loaded, cache.save(sequence))
-    holds(other, loaded, held, "after load into another cache")
-    for layer, (keys, values) in enumerate(held):
+    assert_contents(other, loaded, tokens, "after load into another cache")
+    for layer, (keys, values) in enumerate(tokens):
         more = pair_of_tokens(subject, 2)
         other.write(loaded, layer, len(keys), *more)
         whole = np.concatenate([keys, more[0]]), np.concatenate([values, more[1]])
@@ -67,10 +71,10 @@ def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
 
 
 @check("MOVE-01e", "paged")
-def a_loaded_table_has_the_entries_that_the_tokens_need(subject: Subject) -> None:
-    cache, other = roomy(subject), roomy(subject)
-    sequence, _ = cache_of_bits(subject, cache, TOKENS, TOKENS - 3)
-    loaded, _ = cache_of_bits(subject, other, 1)
+def load_leaves_the_entries_that_the_tokens_need(subject: Subject) -> None:
+    cache, other = cache_with_blocks(subject), cache_with_blocks(subject)
+    sequence, _ = written_sequence(subject, cache, TOKENS, TOKENS - 3)
+    loaded, _ = written_sequence(subject, other, 1)
     other.ensure_capacity(loaded, TOKENS + 6)  # more entries than the load needs
     other.load(loaded, cache.save(sequence))
     for layer in range(other.config["num_layers"]):
@@ -79,27 +83,27 @@ def a_loaded_table_has_the_entries_that_the_tokens_need(subject: Subject) -> Non
 
 
 @check("MOVE-01d", "paged")
-def a_load_changes_no_other_sequence(subject: Subject) -> None:
+def load_changes_no_other_sequence(subject: Subject) -> None:
     subject.need(sequences=3)
-    cache = roomy(subject, 16)
-    sequence, held = cache_of_bits(subject, cache, TOKENS)
+    cache = cache_with_blocks(subject, 16)
+    sequence, tokens = written_sequence(subject, cache, TOKENS)
     data = cache.save(sequence)
-    one, others = cache_of_bits(subject, cache, 5)
+    one, others = written_sequence(subject, cache, 5)
     child = cache.fork(one)
     cache.load(child, data)
-    holds(cache, child, held, "after load into a fork")
-    holds(cache, one, others, "of the parent after load into its fork")
-    holds(cache, sequence, held, "of the saved sequence")
+    assert_contents(cache, child, tokens, "after load into a fork")
+    assert_contents(cache, one, others, "of the parent after load into its fork")
+    assert_contents(cache, sequence, tokens, "of the saved sequence")
     free = cache.num_free_blocks
     cache.drop(child)
     assert_equal(cache.num_free_blocks >= free, True, "whether drop of the loaded sequence freed its blocks")
-    holds(cache, one, others, "of the parent after drop of its fork")
+    assert_contents(cache, one, others, "of the parent after drop of its fork")
 
 
 @check("MOVE-02c", "paged")
-def too_few_blocks_change_nothing(subject: Subject) -> None:
-    cache = roomy(subject)
-    sequence, _ = cache_of_bits(subject, cache, TOKENS)
+def load_without_room_changes_nothing(subject: Subject) -> None:
+    cache = cache_with_blocks(subject)
+    sequence, _ = written_sequence(subject, cache, TOKENS)
     layers, size = cache.config["num_layers"], cache.config["block_size"]
     small = new(subject, "paged", **cache.config | {"num_blocks": layers})
     if small.config["num_blocks"] // layers * size >= TOKENS:
@@ -114,10 +118,10 @@ def too_few_blocks_change_nothing(subject: Subject) -> None:
 
 
 @check("MOVE-02b", "paged")
-def another_given_scale_is_another_format(subject: Subject) -> None:
+def load_into_a_cache_with_other_scales_raises(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *STATIC):
-        cache = roomy(subject, dtype=name, key_scale=0.5, value_scale=0.1)
-        sequence, held = cache_of_bits(subject, cache, TOKENS)
+        cache = cache_with_blocks(subject, dtype=name, key_scale=0.5, value_scale=0.1)
+        sequence, tokens = written_sequence(subject, cache, TOKENS)
         data = cache.save(sequence)
         others: tuple[dict[str, Any], ...] = (
             {"key_scale": 0.25, "value_scale": 0.1},
@@ -125,116 +129,113 @@ def another_given_scale_is_another_format(subject: Subject) -> None:
             {"key_scale": 0.5},
         )
         for scales in others:
-            other = roomy(subject, dtype=name, **scales)
+            other = cache_with_blocks(subject, dtype=name, **scales)
             with raises("ConfigError"):
                 other.load(other.create(), data)
-        same_scales = roomy(subject, dtype=name, key_scale=0.5, value_scale=float(np.float32(0.1)))  # as stored
+        same_scales = cache_with_blocks(subject, dtype=name, key_scale=0.5, value_scale=float(np.float32(0.1)))  # as stored
         loaded = same_scales.create()
         same_scales.load(loaded, data)
-        holds(same_scales, loaded, held, f"after load into a cache with the same scales, in {name}")
-        plain, ones = roomy(subject, dtype=name), roomy(subject, dtype=name, key_scale=1.0, value_scale=1.0)
-        sequence, held = cache_of_bits(subject, plain, TOKENS)
+        assert_contents(same_scales, loaded, tokens, f"after load into a cache with the same scales, in {name}")
+        plain, ones = (
+            cache_with_blocks(subject, dtype=name),
+            cache_with_blocks(subject, dtype=name, key_scale=1.0, value_scale=1.0),
+        )
+        sequence, tokens = written_sequence(subject, plain, TOKENS)
         loaded = ones.create()
         ones.load(loaded, plain.save(sequence))
-        holds(ones, loaded, held, f"after load from a cache without given scales into one with scales of 1, in {name}")
+        assert_contents(
+            ones, loaded, tokens, f"after load from a cache without given scales into one with scales of 1, in {name}"
+        )
 
 
 @check("MOVE-03d", "paged")
-def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
-    cache = roomy(subject)
-    sequence, held = cache_of_bits(subject, cache, 3)
+def save_and_load_of_an_unknown_sequence_raise(subject: Subject) -> None:
+    cache = cache_with_blocks(subject)
+    sequence, tokens = written_sequence(subject, cache, 3)
     data = cache.save(sequence)
     for name, args in (("save", ()), ("load", (data,))):
         with raises("SequenceNotFound"):
             getattr(cache, name)(sequence + 10**6, *args)
-    holds(cache, sequence, held, "after save and load of an unknown sequence")
+    assert_contents(cache, sequence, tokens, "after save and load of an unknown sequence")
 
 
 @check("MOVE-04c", "paged")
-def copies_and_shifts_are_in_it(subject: Subject) -> None:
+def save_after_write_and_remove_stores_the_current_tokens(subject: Subject) -> None:
     subject.need(sequences=2)
-    cache = roomy(subject, 16)
-    sequence, _ = cache_of_bits(subject, cache, TOKENS)
+    cache = cache_with_blocks(subject, 16)
+    sequence, _ = written_sequence(subject, cache, TOKENS)
     child = cache.fork(sequence)
     cache.write(child, 0, 1, *pair_of_tokens(subject, 2))  # in a shared block
-    copied, want = cache.save(child), snapshot(cache, child)
+    copied, want = cache.save(child), contents(cache, child)
     cache.remove(child, 1, 3)
-    shifted, moved = cache.save(child), snapshot(cache, child)
+    shifted, moved = cache.save(child), contents(cache, child)
     cache.write(child, 0, 0, *pair_of_tokens(subject, 3))
     cache.load(child, copied)
-    holds(cache, child, want, "after load of a file saved after copy-on-write")
+    assert_contents(cache, child, want, "after load of a file saved after copy-on-write")
     cache.load(child, shifted)
-    holds(cache, child, moved, "after load of a file saved after remove")
+    assert_contents(cache, child, moved, "after load of a file saved after remove")
 
 
-def snapshot(cache: ObjectProxy, sequence: int) -> Layers:
-    found = Layers()
-    for layer in range(cache.config["num_layers"]):
-        keys, values = cache.gather(sequence, layer)
-        found.append((np.array(keys), np.array(values)))
-    return found
-
-
-def come_together(subject: Subject, cut: str, *spans: list[int], **sizes: Any) -> None:
+def load_parts(subject: Subject, axis: str, *spans: list[int], **sizes: Any) -> None:
     """Saves a sequence in these parts, loads them in reverse order, and compares the result."""
-    cache, other = roomy(subject, **sizes), roomy(subject, **sizes)
-    sequence, held = cache_of_bits(subject, cache, TOKENS, TOKENS - 2)
+    cache, other = cache_with_blocks(subject, **sizes), cache_with_blocks(subject, **sizes)
+    sequence, tokens = written_sequence(subject, cache, TOKENS, TOKENS - 2)
     loaded = other.create()
-    parts = [cache.save(sequence, **{cut: span}) for span in spans]
+    parts = [cache.save(sequence, **{axis: span}) for span in spans]
     cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1, dim=cache.config["head_dim"]))  # not in any of the parts
     for part in reversed(parts):
-        is_empty(other, loaded, f"before the last part of its {cut} was loaded")
+        assert_empty(other, loaded, f"before the last part of its {axis} was loaded")
         other.load(loaded, part)
-    holds(other, loaded, held, f"after all parts of its {cut} were loaded, in {cache.config['dtype']}")
-    assert_equal(other.num_free_blocks, fresh_free(subject, held, **sizes), "num_free_blocks after all parts were loaded")
+    assert_contents(other, loaded, tokens, f"after all parts of its {axis} were loaded, in {cache.config['dtype']}")
+    assert_equal(other.num_free_blocks, free_blocks_with(subject, tokens, **sizes), "num_free_blocks after all parts were loaded")
 
 
-def fresh_free(subject: Subject, held: Layers, **sizes: Any) -> int:
+def free_blocks_with(subject: Subject, tokens: Layers, **sizes: Any) -> int:
     """Returns the number of free blocks of a cache that contains only such a sequence."""
-    cache = roomy(subject, **sizes)
+    cache = cache_with_blocks(subject, **sizes)
     sequence = cache.create()
-    for layer, (keys, values) in enumerate(held):
+    for layer, (keys, values) in enumerate(tokens):
         cache.write(sequence, layer, 0, keys, values)
     return int(cache.num_free_blocks)
 
 
 @check("MOVE-05ab", "paged")
-def ranges_of_tokens_come_together(subject: Subject) -> None:
-    come_together(subject, "tokens", [0, 2], [2, 4], [4, TOKENS])
+def load_of_ranges_of_tokens_restores_the_sequence(subject: Subject) -> None:
+    load_parts(subject, "tokens", [0, 2], [2, 4], [4, TOKENS])
 
 
 @check("MOVE-05ab", "paged")
-def layers_come_together(subject: Subject) -> None:
+def load_of_ranges_of_layers_restores_the_sequence(subject: Subject) -> None:
     subject.need(num_layers=2)
     layers = subject.size("num_layers", 2)
-    come_together(subject, "layers", [0, 1], [1, layers])
+    load_parts(subject, "layers", [0, 1], [1, layers])
 
 
 @check("MOVE-05ab", "paged")
-def heads_come_together(subject: Subject) -> None:
+def load_of_ranges_of_heads_restores_the_sequence(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
-    come_together(subject, "heads", [0, 1], [1, subject.heads])
+    load_parts(subject, "heads", [0, 1], [1, subject.heads])
 
 
 @check("MOVE-05ab", "paged")
-def parts_have_their_codes_scales_and_zeros(subject: Subject) -> None:
+def load_of_parts_restores_codes_scales_and_zeros(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
     for name in one_of_each_kind(subject, "dtype"):
         sizes = {"dtype": name, "head_dim": dim_of(name)}
-        come_together(subject, "tokens", [0, 2], [2, TOKENS], **sizes)
+        load_parts(subject, "tokens", [0, 2], [2, TOKENS], **sizes)
         if inner_of(name) not in AFFINE:  # affine scales are for all heads of a token
-            come_together(subject, "heads", [0, 1], [1, subject.heads], **sizes)
+            load_parts(subject, "heads", [0, 1], [1, subject.heads], **sizes)
 
 
 @check("MOVE-05c", "paged")
-def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
+def load_of_a_wrong_part_changes_nothing(subject: Subject) -> None:
     subject.need(sequences=2)
-    cache = roomy(subject, 24)
-    sequence, held = cache_of_bits(subject, cache, TOKENS)
-    another, _ = cache_of_bits(subject, cache, TOKENS - 1)
+    cache = cache_with_blocks(subject, 24)
+    sequence, tokens = written_sequence(subject, cache, TOKENS)
+    another, _ = written_sequence(subject, cache, TOKENS - 1)
     first, second = cache.save(sequence, tokens=[0, 3]), cache.save(sequence, tokens=[3, TOKENS])
     of_another = cache.save(another, tokens=[3, TOKENS - 1])
-    uneven, _ = cache_of_bits(subject, cache, *[TOKENS] * (len(held) - 1), TOKENS - 1)
+    uneven, _ = written_sequence(subject, cache, *[TOKENS] * (len(tokens) - 1), TOKENS - 1)
     of_uneven = cache.save(uneven, tokens=[3, TOKENS - 1])
     cache.drop(uneven)
     cache.load(another, first)
@@ -248,50 +249,50 @@ def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
             cache.load(another, wrong)
     assert_equal(cache.length(another, 0), TOKENS - 1, "length of the target before all parts are loaded")
     cache.load(another, second)
-    holds(cache, another, held, "after all parts, and rejected wrong ones")
+    assert_contents(cache, another, tokens, "after all parts, and rejected wrong ones")
 
 
 @check("MOVE-05d", "paged")
-def parts_wait_while_the_sequence_goes_on(subject: Subject) -> None:
-    cache, other = roomy(subject), roomy(subject, 16)
-    sequence, held = cache_of_bits(subject, cache, TOKENS)
+def write_and_truncate_between_loads_of_parts_succeed(subject: Subject) -> None:
+    cache, other = cache_with_blocks(subject), cache_with_blocks(subject, 16)
+    sequence, tokens = written_sequence(subject, cache, TOKENS)
     first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))
-    loaded, own = cache_of_bits(subject, other, 5)
+    loaded, own = written_sequence(subject, other, 5)
     other.load(loaded, first)
     more = pair_of_tokens(subject, 2)
-    for layer, tokens in enumerate(own):
+    for layer, (keys, values) in enumerate(own):
         other.write(loaded, layer, 5, *more)
-        own[layer] = np.concatenate([tokens[0], more[0]]), np.concatenate([tokens[1], more[1]])
-    holds(other, loaded, own, "after a write between two parts")
+        own[layer] = np.concatenate([keys, more[0]]), np.concatenate([values, more[1]])
+    assert_contents(other, loaded, own, "after a write between two parts")
     with suppress(NotOffered):
         other.truncate(loaded, 2)
-        holds(other, loaded, [(keys[:2], values[:2]) for keys, values in own], "after truncate between two parts")
+        assert_contents(other, loaded, [(keys[:2], values[:2]) for keys, values in own], "after truncate between two parts")
     other.load(loaded, second)
-    holds(other, loaded, held, "after all parts, with a write and truncate in between")
+    assert_contents(other, loaded, tokens, "after all parts, with a write and truncate in between")
 
 
 @check("MOVE-05d", "paged")
-def parts_are_nobody_elses(subject: Subject) -> None:
+def load_of_parts_changes_no_saved_or_forked_sequence(subject: Subject) -> None:
     subject.need(sequences=3)
-    cache, other = roomy(subject), roomy(subject, 32)
-    sequence, held = cache_of_bits(subject, cache, TOKENS)
+    cache, other = cache_with_blocks(subject), cache_with_blocks(subject, 32)
+    sequence, tokens = written_sequence(subject, cache, TOKENS)
     first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))
-    loaded, own = cache_of_bits(subject, other, 5)
+    loaded, own = written_sequence(subject, other, 5)
     other.load(loaded, first)
     children = [other.create()]
     other.load(children[0], other.save(loaded))
     with suppress(NotOffered):
         children.append(other.fork(loaded))
     other.load(loaded, second)
-    holds(other, loaded, held, "after all parts, with save and fork in between")
+    assert_contents(other, loaded, tokens, "after all parts, with save and fork in between")
     for child in children:
-        holds(other, child, own, "of a sequence that was saved and loaded, or forked, between two parts")
+        assert_contents(other, child, own, "of a sequence that was saved and loaded, or forked, between two parts")
 
 
 @check("MOVE-05e", "paged")
-def room_of_parts_is_given_back(subject: Subject) -> None:
-    cache = roomy(subject)
-    sequence, held = cache_of_bits(subject, cache, TOKENS)
+def drop_after_load_of_a_part_frees_its_blocks(subject: Subject) -> None:
+    cache = cache_with_blocks(subject)
+    sequence, tokens = written_sequence(subject, cache, TOKENS)
     part, whole = cache.save(sequence, tokens=[0, 3]), cache.save(sequence)
     cache.drop(sequence)
     free = cache.num_free_blocks
@@ -303,7 +304,9 @@ def room_of_parts_is_given_back(subject: Subject) -> None:
     begun = cache.create()
     cache.load(begun, part)
     cache.load(begun, whole)
-    holds(cache, begun, held, "after load of a part, and then of the whole")
-    assert_equal(cache.num_free_blocks, fresh_free(subject, held), "num_free_blocks after load of a part, and then of the whole")
+    assert_contents(cache, begun, tokens, "after load of a part, and then of the whole")
+    assert_equal(
+        cache.num_free_blocks, free_blocks_with(subject, tokens), "num_free_blocks after load of a part, and then of the whole"
+    )
     cache.drop(begun)
     assert_equal(cache.num_free_blocks, free, "num_free_blocks after drop of a sequence that was loaded in part and whole")
