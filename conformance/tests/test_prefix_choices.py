@@ -205,8 +205,8 @@ def test_ways_differ_in_what_is_found_and_when_it_goes_whatever_the_names():
     def kept(first=1, **changes):
         made = PrefixIndexState(1)
         made.tables = {0: [[first]]}
-        made.found = {("", (token, token)): [(first + token,)] for token in range(3)}
-        made.released = {first + 1: (3, 0), first + 2: (4, 0)}
+        made.index = {("", (token, token)): [(first + token,)] for token in range(3)}
+        made.evictable = {first + 1: (3, 0), first + 2: (4, 0)}
         for name, value in changes.items():
             setattr(made, name, value)
         return made.form()
@@ -214,6 +214,6 @@ def test_ways_differ_in_what_is_found_and_when_it_goes_whatever_the_names():
     assert kept() == kept(5)
     others = [
         kept(orphans=True), kept(hits={0: 1}), kept(unsure={3}), kept(blocks={3: 7}), kept(whole=True),
-        kept(released={2: (4, 0), 3: (3, 0)}), kept(found={("", (1, 1)): [(1,)], ("", (2, 2)): [(2,), (3,)]}),
+        kept(evictable={2: (4, 0), 3: (3, 0)}), kept(index={("", (1, 1)): [(1,)], ("", (2, 2)): [(2,), (3,)]}),
     ]  # fmt: skip
     assert len({kept(), *others}) == 1 + len(others)

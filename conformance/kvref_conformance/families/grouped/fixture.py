@@ -20,10 +20,10 @@ from kvref_conformance.testlib.tagged_content import pair_of_content
 def window_attention(query: Any, keys: NDArray, values: NDArray, window: int | None, scale: float) -> tuple[NDArray, NDArray]:
     """Returns the output and its bound. keys, values: [n, heads, dim] of the last n positions, which include the queries' own."""
     outs, bounds = list[NDArray](), list[NDArray]()
-    for index, one in enumerate(np.asarray(query)):
+    for index, row in enumerate(np.asarray(query)):
         stop = len(keys) - len(query) + index + 1
-        seen = slice(0 if window is None else max(0, stop - window), stop)
-        out, bound = attention(one[None], keys[seen], values[seen], scale=scale)
+        visible = slice(0 if window is None else max(0, stop - window), stop)
+        out, bound = attention(row[None], keys[visible], values[visible], scale=scale)
         outs.append(out)
         bounds.append(bound)
     empty = np.zeros((0, *np.shape(query)[1:]))
@@ -48,7 +48,7 @@ class GroupedSequence:
     tokens: list[int]
     salt: str
     length: int
-    gone: list[int]
+    freed: list[int]
 
 
 class GroupedFixture:
@@ -90,6 +90,13 @@ class GroupedFixture:
         self.sequences[sequence] = GroupedSequence(list(tokens), "", 0, [0] * self.groups)
         return sequence
 
+    def fork(self, sequence: int, tokens: Sequence[int]) -> int:
+        """Forks a sequence, which continues with `tokens`, and returns the fork."""
+        child: int = self.cache.fork(sequence)
+        parent = self.sequences[sequence]
+        self.sequences[child] = GroupedSequence(list(tokens), parent.salt, parent.length, list(parent.freed))
+        return child
+
     def drop(self, sequence: int) -> None:
         self.cache.drop(sequence)
         del self.sequences[sequence]
@@ -100,87 +107,90 @@ class GroupedFixture:
 
     def step(self, sequence: int, count: int) -> int:
         """Steps with `count` tokens, or with the nearest number within the limits, and returns that number."""
-        one, count = self.sequences[sequence], self.subject.size("tokens", count)
-        positions = range(one.length, one.length + count)
-        rows = [self.computed(sequence, layer, positions) for layer in self.layers]
+        state, count = self.sequences[sequence], self.subject.size("tokens", count)
+        positions = range(state.length, state.length + count)
+        rows = [self.compute(sequence, layer, positions) for layer in self.layers]
         self.cache.step(sequence, np.stack([keys for keys, _ in rows]), np.stack([values for _, values in rows]))
-        one.gone = [max(pair) for pair in zip(one.gone, self.unseen(one.length), strict=True)]
-        one.length += count
+        state.freed = [max(pair) for pair in zip(state.freed, self.unseen(state.length), strict=True)]
+        state.length += count
         return count
 
-    def up_to(self, sequence: int, length: int, by: int = 1, commit: bool = False) -> None:
+    def step_to(self, sequence: int, length: int, by: int = 1, commit: bool = False) -> None:
         """Steps with at most `by` tokens until the sequence has `length` tokens. commit: after each step."""
-        one = self.sequences[sequence]
-        while one.length < length:
-            self.step(sequence, min(by, length - one.length))
+        state = self.sequences[sequence]
+        while state.length < length:
+            self.step(sequence, min(by, length - state.length))
             if commit:
                 self.commit(sequence)
 
     def commit(self, sequence: int) -> None:
-        one = self.sequences[sequence]
-        self.cache.commit(sequence, one.tokens[: one.length])
+        state = self.sequences[sequence]
+        self.cache.commit(sequence, state.tokens[: state.length])
 
     def serve(self, tokens: Sequence[int], by: int = 1, salt: str = "") -> int:
         """Begins a sequence, appends and commits the tokens after the hit, and returns it."""
         sequence = self.begin(tokens, salt)
-        self.up_to(sequence, len(tokens), by, commit=True)
+        self.step_to(sequence, len(tokens), by, commit=True)
         return sequence
+
+    def tables(self, sequence: int) -> list[list[int]]:
+        return [blocks_of(self.cache, sequence, layer) for layer in self.layers]
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
         return int(self.cache.match(list(tokens), *([salt] if salt else [])))
 
     def truncate(self, sequence: int, length: int) -> None:
         self.cache.truncate(sequence, length)
-        one = self.sequences[sequence]
-        one.length, one.gone = length, one.gone if length else [0] * self.groups
+        state = self.sequences[sequence]
+        state.length, state.freed = length, state.freed if length else [0] * self.groups
 
-    def computed(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
+    def compute(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
         """Returns the keys and values that a model would compute at these positions."""
-        one = self.sequences[sequence]
-        return pair_of_content(streams(one.tokens, one.salt)[list(positions)], layer, positions, *self.row)
+        state = self.sequences[sequence]
+        return pair_of_content(streams(state.tokens, state.salt)[list(positions)], layer, positions, *self.row)
 
     def entries(self, sequence: int) -> int:
         return -(-self.sequences[sequence].length // self.size)
 
-    def needed(self, sequence: int, count: int) -> int:
+    def count_needed(self, sequence: int, count: int) -> int:
         """Returns how many more blocks a sequence without shared blocks has after `count` more tokens. It can be negative."""
-        one = self.sequences[sequence]
-        more = -(-(one.length + count) // self.size) - self.entries(sequence)
-        return self.groups * more - sum(max(0, a - b) for a, b in zip(self.unseen(one.length), one.gone, strict=True))
+        state = self.sequences[sequence]
+        more = -(-(state.length + count) // self.size) - self.entries(sequence)
+        return self.groups * more - sum(max(0, a - b) for a, b in zip(self.unseen(state.length), state.freed, strict=True))
 
-    def held(self) -> int:
+    def count_blocks(self) -> int:
         """Returns the number of blocks of all sequences, if they share none."""
-        return sum(self.groups * self.entries(sequence) - sum(one.gone) for sequence, one in self.sequences.items())
+        return sum(self.groups * self.entries(sequence) - sum(state.freed) for sequence, state in self.sequences.items())
 
-    def holds(self, sequence: int, when: str) -> None:
+    def check_tables(self, sequence: int, when: str) -> None:
         """Raises Broken unless each table lists -1 at exactly the entries whose block the group must have freed."""
-        one = self.sequences[sequence]
+        state = self.sequences[sequence]
         for layer in self.layers:
-            gone = one.gone[layer % self.groups]
+            freed = state.freed[layer % self.groups]
             listed = [block == -1 for block in blocks_of(self.cache, sequence, layer)]
-            want = [True] * gone + [False] * (self.entries(sequence) - gone)
+            want = [True] * freed + [False] * (self.entries(sequence) - freed)
             assert_equal(listed, want, f"whether each entry of layer {layer}'s block table is -1 {when}")
 
-    def counted(self, when: str) -> None:
-        assert_equal(self.cache.num_free_blocks, self.total - self.held(), f"free blocks {when}")
+    def check_free_blocks(self, when: str) -> None:
+        assert_equal(self.cache.num_free_blocks, self.total - self.count_blocks(), f"free blocks {when}")
 
-    def look(self, sequence: int, what: str) -> None:
+    def check_tokens(self, sequence: int, what: str) -> None:
         """Raises Broken unless every layer reads the tokens from the first stored position of its group to the end."""
-        one = self.sequences[sequence]
-        assert_equal(int(self.cache.length(sequence)), one.length, f"length of {what}")
+        state = self.sequences[sequence]
+        assert_equal(int(self.cache.length(sequence)), state.length, f"length of {what}")
         for layer in self.layers:
-            first = one.gone[layer % self.groups] * self.size
-            positions = list(range(first, one.length))
+            first = state.freed[layer % self.groups] * self.size
+            positions = list(range(first, state.length))
             got = self.cache.read(sequence, layer, positions)
             what_layer = f"{what}, layer {layer}, from position {first}"
-            read_back(self.subject, self.cache, got, self.computed(sequence, layer, positions), what_layer)
+            read_back(self.subject, self.cache, got, self.compute(sequence, layer, positions), what_layer)
 
-    def refuses(self, sequence: int) -> None:
+    def check_freed_positions(self, sequence: int) -> None:
         """Raises Broken unless `read` rejects positions in freed blocks and the position after the last token."""
-        one = self.sequences[sequence]
+        state = self.sequences[sequence]
         for layer in self.layers:
-            first = one.gone[layer % self.groups] * self.size
-            for position in [*sorted({0, first - 1} if first else {}), one.length]:
+            first = state.freed[layer % self.groups] * self.size
+            for position in [*sorted({0, first - 1} if first else {}), state.length]:
                 with raises("PositionOutOfRange"):
                     self.cache.read(sequence, layer, [position])
 
@@ -192,13 +202,13 @@ class GroupedFixture:
         """Returns float32 [count, query heads, dim], with two query heads per kv head if the limits permit it."""
         return normal(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
 
-    def attends(self, sequence: int, count: int, what: str, layers: Sequence[int] | None = None) -> None:
+    def check_attention(self, sequence: int, count: int, what: str, layers: Sequence[int] | None = None) -> None:
         """Raises Broken unless the attention of the last `count` tokens is correct, in each of `layers` (default all)."""
-        one, query, scale = self.sequences[sequence], self.queries(count), 2.5 / self.row[1]
+        state, query, scale = self.sequences[sequence], self.queries(count), 2.5 / self.row[1]
         for layer in self.layers if layers is None else layers:
             window = self.window if self.is_windowed(layer) else None
-            first = 0 if window is None else max(0, one.length - count - window + 1)
-            keys, values = self.computed(sequence, layer, range(first, one.length))
+            first = 0 if window is None else max(0, state.length - count - window + 1)
+            keys, values = self.compute(sequence, layer, range(first, state.length))
             want, bound = window_attention(query, keys, values, window, scale)
             bound = bound + rounding(want, bound, self.subject.dtype)
             assert_within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention of {what}, layer {layer}")

@@ -6,7 +6,7 @@ from typing import Any
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.paged.block_accounting import need_tokens, room, tables_alone
 from kvref_conformance.families.paged.checks_formats import PLACES, of_each_kind, of_format
-from kvref_conformance.families.prefix.fixture import PrefixFixture, declared_order, exactly, prompt
+from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
@@ -18,15 +18,14 @@ from kvref_conformance.testlib.assertions import (
     raises,
     true,
 )
+from kvref_conformance.testlib.fixtures import blocks_of
 from kvref_conformance.testlib.integer_types import TYPES
 from kvref_conformance.testlib.production_sizes import affordable
 from kvref_conformance.testlib.registry import asked_of, check
 
-OTHER = 77  # a token that is in no prompt
-
 
 @check("PREFIX-01ab", "prefix")
-def hits_end_where_blocks_do(subject: Subject) -> None:
+def match_finds_full_blocks_only(subject: Subject) -> None:
     subject.need(sequences=2)
     for size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 4, 16)):
         served = PrefixFixture(subject, block_size=size)
@@ -34,90 +33,92 @@ def hits_end_where_blocks_do(subject: Subject) -> None:
         served.serve(tokens)
         for count in dict.fromkeys((0, 1, size - 1, size, size + 1, 2 * size, 2 * size + 1, 3 * size, 3 * size + 1)):
             if count or not tables_alone(subject):
-                served.finds(tokens[:count], max(0, count - 1) // size * size, f"a prompt of {count} tokens in blocks of {size}")
-        served.finds([*tokens, OTHER], len(tokens) // size * size, "a prompt that continues after the committed tokens")
+                served.finds(tokens[:count], max(0, count - 1) // size * size)
+        served.finds([*tokens, OTHER], len(tokens) // size * size)
 
 
 @check("PREFIX-01ab", "prefix")
-def one_token_is_always_left(subject: Subject) -> None:
+def begin_leaves_at_least_one_token(subject: Subject) -> None:
     served = PrefixFixture(subject)
     for blocks in (1, 2, 3):
         tokens = prompt(blocks * served.size, blocks)
-        served.there(tokens)
-        served.finds(tokens, (blocks - 1) * served.size, f"a prompt of {blocks} full blocks, all of them cached")
+        served.make_cached(tokens)
+        served.finds(tokens, (blocks - 1) * served.size)
 
 
 @check("PREFIX-01c", "prefix")
-def what_begins_has_room_for_all_its_tokens(subject: Subject) -> None:
-    declared_order(subject)
+def begin_allocates_blocks_for_all_tokens(subject: Subject) -> None:
+    need_declared_order(subject)
     served = PrefixFixture(subject)
-    cache, size, layers = served.cache, served.size, len(served.layers)
-    served.there(prompt(2 * size))
-    for tokens in (prompt(2 * size + 1), prompt(4 * size), prompt(size + 1, 2), []):
+    cache, size = served.cache, served.size
+    served.make_cached(prompt(2 * size))
+    for tokens, entries in ((prompt(2 * size + 1), 3), (prompt(4 * size), 4), (prompt(size + 1, 2), 2), ([], 0)):
         if not tokens and tables_alone(subject):
             continue
         sequence, hit = served.begin(tokens)
-        entries = -(-len(tokens) // size)
-        what = f"free blocks after begin with {len(tokens)} tokens, of which {hit} were cached"
-        assert_equal(cache.num_free_blocks, cache.config["num_blocks"] - layers * entries, what)
+        free = cache.config["num_blocks"] - len(served.layers) * entries
+        assert_equal(cache.num_free_blocks, free, f"free blocks after begin with {len(tokens)} tokens, {hit} of them cached")
         served.write(sequence, hit, len(tokens))
-        assert_equal(cache.num_free_blocks, cache.config["num_blocks"] - layers * entries, f"{what}, and a write of the others")
-        served.look(sequence, len(tokens), "a sequence whose tokens after the hit were written")
+        assert_equal(cache.num_free_blocks, free, "free blocks after a write of the tokens after the hit")
+        served.look()
         cache.drop(sequence)
 
 
 @check("PREFIX-01ab", "prefix")
-def prompts_share_as_much_as_they_have_in_common(subject: Subject) -> None:
+def match_finds_the_common_blocks_of_prompts(subject: Subject) -> None:
     served = PrefixFixture(subject, 16)
     size, tokens = served.size, prompt(3 * served.size)
     longer, branch = [*tokens[: 2 * size], *prompt(size, 2)], [*tokens[:size], *prompt(size, 3)]
-    served.there(tokens, longer, branch)
+    served.make_cached(tokens, longer, branch)
     for each, blocks in ((tokens, 3), (longer, 3), (branch, 2), ([*tokens[: 2 * size], *prompt(size, 4)], 2)):
-        served.finds([*each, OTHER], blocks * size, f"a prompt of which {blocks} blocks are cached")
+        served.finds([*each, OTHER], blocks * size)
 
 
 @check("PREFIX-02ab", "prefix")
-def only_what_every_layer_has_can_be_committed(subject: Subject) -> None:
+def commit_past_the_end_of_a_layer_raises(subject: Subject) -> None:
     need_tokens(subject)
     served = PrefixFixture(subject)
     tokens, size = prompt(2 * served.size + 1), served.size
     sequence, _ = served.begin(tokens)
     with raises("PositionOutOfRange"):
         served.cache.commit(sequence, tokens[:1])
-    for layer in served.layers:
-        stop = 2 * size if layer == 0 else size + 1  # during a step the first layers are ahead
-        served.write(sequence, 0, stop, layers=[layer])
+    for layer in served.layers:  # during a step the first layers are ahead
+        served.write(sequence, 0, 2 * size if layer == 0 else size + 1, layers=[layer])
     written = 2 * size if len(served.layers) == 1 else size + 1
     with raises("PositionOutOfRange"):
         served.cache.commit(sequence, tokens[: written + 1])
     assert_equal(served.match(tokens), 0, "match after a rejected commit")
     served.cache.commit(sequence, tokens[:written])
-    served.finds(tokens, written // size * size, f"a prompt of which {written} tokens were committed")
+    served.finds(tokens, written // size * size)
 
 
 @check("PREFIX-02c", "prefix")
-def commits_must_agree(subject: Subject) -> None:
-    served = PrefixFixture(subject)
-    size, tokens = served.size, prompt(3 * served.size)
-    first = served.serve(tokens[: 2 * size])
-    served.cache.commit(first, tokens[:1])
-    served.cache.commit(first, tokens[: 2 * size])
-    sequences = [(first, 2 * size)]
-    with suppress(NotOffered):
-        subject.need(sequences=2)
-        sequences.append((served.begin(tokens)[0], 2 * size))
-    for sequence, known in sequences:
-        for at in (0, size - 1, known - 1):
-            with raises("TokenMismatch"):
-                served.cache.commit(sequence, [*tokens[:at], OTHER, *tokens[at + 1 : known]])
-    for sequence, _ in sequences[1:]:
-        served.cache.drop(sequence)
-    assert_equal(served.match([OTHER, *tokens[1:]]), 0, "match of the tokens of a rejected commit")
-    served.finds(tokens, 2 * size, "the prompt that was committed before")
+def commit_of_other_tokens_raises(subject: Subject) -> None:
+    for partly in (0, 1):  # tokens missing in the last block
+        served = PrefixFixture(subject)
+        size, tokens = served.size, prompt(3 * served.size)
+        count = 2 * size - partly
+        first = served.serve(tokens[:count])
+        served.cache.commit(first, tokens[:1])
+        served.cache.commit(first, tokens[:count])
+        lengths = {first: count}
+        with suppress(NotOffered):
+            subject.need(sequences=2)
+            sequence, hit = served.begin(tokens)
+            lengths[sequence] = hit
+        for sequence, length in lengths.items():
+            for at in {0, size - 1, length - 1} & {*range(length)}:
+                with raises("TokenMismatch"):
+                    served.cache.commit(sequence, [*tokens[:at], OTHER, *tokens[at + 1 : length]])
+            served.cache.commit(sequence, tokens[:length])
+        for sequence in [*lengths][1:]:
+            served.cache.drop(sequence)
+        assert_equal(served.match([OTHER, *tokens[1:]]), 0, "match of the tokens of a rejected commit")
+        served.finds(tokens, count // size * size)
 
 
 @check("PREFIX-02a", "prefix")
-def commits_may_come_piece_by_piece(subject: Subject) -> None:
+def commit_can_be_repeated_with_more_tokens(subject: Subject) -> None:
     subject.need(sequences=2)
     served = PrefixFixture(subject)
     tokens = prompt(3 * served.size + 1)
@@ -125,149 +126,223 @@ def commits_may_come_piece_by_piece(subject: Subject) -> None:
     for count in range(len(tokens)):
         served.write(sequence, count, count + 1)
         served.cache.commit(sequence, tokens[: count + 1])
-        found = (count + 1) // served.size * served.size
-        assert_equal(served.match(tokens), found, f"match after {count + 1} tokens were committed one at a time")
-    served.finds(tokens, 3 * served.size, "a prompt that was committed one token at a time")
+        assert_equal(served.match(tokens), (count + 1) // served.size * served.size, f"match after commit of {count + 1} tokens")
+    served.finds(tokens, 3 * served.size)
 
 
 @check("PREFIX-02acd", "prefix")
-def what_is_written_over_is_committed_anew(subject: Subject) -> None:
+def overwritten_tokens_can_be_committed_again(subject: Subject) -> None:
     need_tokens(subject)
     subject.need(sequences=2)
     served = PrefixFixture(subject)
     size, tokens = served.size, prompt(2 * served.size)
-    again = [*tokens[: size + 1], *prompt(size - 1, 2), *prompt(1, 3)]
-    if size == 1:
-        again = [tokens[0], OTHER, OTHER]
+    start = size + 1 if size > 1 else 1
+    again = [*tokens[:start], *prompt(2 * size - start, 2)]
     sequence = served.serve(tokens)
-    start = next(at for at, token in enumerate(tokens) if token != again[at])
     with raises("TokenMismatch"):
-        served.cache.commit(sequence, again[: 2 * size])
-    served.told[sequence] = again, ""
+        served.cache.commit(sequence, again)
+    served.prompts[sequence] = again, ""
     served.write(sequence, start, 2 * size)
-    served.cache.commit(sequence, again[: 2 * size])
+    served.cache.commit(sequence, again)
     with suppress(NotOffered):
-        declared_order(subject)
+        need_declared_order(subject)
         assert_equal(served.match([*tokens, OTHER]), 2 * size, "match of the overwritten prompt")
-    served.finds(again, 2 * size, "the prompt of the new tokens")
+    served.finds([*again, OTHER], 2 * size)
+
+
+@check("PREFIX-02d", "prefix")
+def overwrite_in_one_layer_uncommits_tokens(subject: Subject) -> None:
+    need_tokens(subject)
+    subject.need(num_layers=2, sequences=2)
+    for layer in (0, 1):
+        served = PrefixFixture(subject)
+        size, tokens = served.size, prompt(2 * served.size)
+        other = [*tokens[:size], *prompt(size, 2)]
+        sequence = served.serve(tokens)
+        served.prompts[sequence] = other, ""
+        served.write(sequence, size, 2 * size, layers=[layer])
+        served.cache.commit(sequence, other)  # no TokenMismatch
+
+
+@check("PREFIX-02ad", "prefix")
+def truncated_tokens_can_be_committed_again(subject: Subject) -> None:
+    subject.need(sequences=2)
+    size = PrefixFixture(subject).size
+    for length in dict.fromkeys((0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size)):
+        served = PrefixFixture(subject, 16)
+        old = prompt(3 * size)
+        new = [*old[:length], *prompt(3 * size - length, 2)]
+        sequence = served.serve(old)
+        served.cache.truncate(sequence, length)
+        served.prompts[sequence] = new, ""
+        served.write(sequence, length, len(new))
+        served.cache.commit(sequence, new)
+        served.finds([*new, OTHER], len(new))
+        served.begin([*old, OTHER])  # the old blocks can still be cached
+        served.look()
 
 
 @check("PREFIX-03a", "prefix")
-def any_other_token_is_another_prompt(subject: Subject) -> None:
+def match_stops_at_the_first_other_token(subject: Subject) -> None:
     served = PrefixFixture(subject)
     tokens = prompt(3 * served.size)
-    served.there(tokens)
+    served.make_cached(tokens)
     for at in range(len(tokens)):
-        other = [*tokens[:at], OTHER, *tokens[at + 1 :], OTHER]
-        served.finds(other, at // served.size * served.size, f"a prompt with another token at position {at}")
+        served.finds([*tokens[:at], OTHER, *tokens[at + 1 :], OTHER], at // served.size * served.size)
 
 
 @check("PREFIX-03a", "prefix")
-def a_block_is_found_behind_its_own_beginning_only(subject: Subject) -> None:
+def block_is_found_after_its_own_prefix_only(subject: Subject) -> None:
     served = PrefixFixture(subject, 16)
-    size = served.size
-    a, b, c = (prompt(size, which) for which in (1, 2, 3))
-    served.there([*a, *b], [*c, *a])
-    for blocks, found in (([b], 0), ([a, a], 1), ([b, a], 0), ([c, b], 1), ([a, b, a], 2), ([c, a, b], 2)):
-        tokens = [token for block in blocks for token in block]
-        served.finds([*tokens, OTHER], found * size, f"a prompt of which the first {found} blocks are cached")
+    a, b, c = (prompt(served.size, which) for which in (1, 2, 3))
+    served.make_cached([*a, *b], [*c, *a])
+    for blocks, count in (([b], 0), ([a, a], 1), ([b, a], 0), ([c, b], 1), ([a, b, a], 2), ([c, a, b], 2)):
+        served.finds([*(token for block in blocks for token in block), OTHER], count * served.size)
 
 
 @check("PREFIX-03a", "prefix")
-def a_salt_keeps_prompts_apart(subject: Subject) -> None:
-    served = PrefixFixture(subject, 16)
-    tokens, size = prompt(2 * served.size), served.size
-    for salt in ("", "a", "b"):
-        assert_equal(served.match([*tokens, OTHER], salt), 0, f"match with the salt {salt!r} before its first use")
-        served.there(tokens, salt=salt)
-        served.finds([*tokens, OTHER], 2 * size, f"the prompt with the salt {salt!r}", salt)
-    for salt in ("A", "ab", "a ", "0", "é"):
-        served.finds([*tokens, OTHER], 0, f"a prompt with the salt {salt!r}", salt)
+def salt_separates_equal_prompts(subject: Subject) -> None:
+    long = "tenant-0123456789abcdef/adapter-0123456789abcdef/"
+    for salts, others in (
+        (("", "a", "b"), ("A", "ab", "a ", "0", "é")),
+        ((f"{long}1",), (f"{long}2", long, f"T{long[1:]}1", f"{long}1 ", f"{long[-8:]}1")),
+    ):
+        served = PrefixFixture(subject, 16)
+        tokens, size = prompt(2 * served.size), served.size
+        for salt in salts:
+            assert_equal(served.match([*tokens, OTHER], salt), 0, f"match with the salt {salt!r} before its first use")
+            served.make_cached(tokens, salt=salt)
+            served.finds([*tokens, OTHER], 2 * size, salt)
+        for salt in others:
+            served.finds([*tokens, OTHER], 0, salt)
 
 
 @check("PREFIX-03b", "prefix")
-def tokens_that_hash_alike_are_not_alike(subject: Subject) -> None:
+def match_separates_prompts_with_equal_weak_hashes(subject: Subject) -> None:
     """Prompts that collide under sums, exclusive ors, polynomials, Python's hash (modulo 2^61 - 1) or narrower integers."""
     served = PrefixFixture(subject, 40)
     size = served.size
-    alike = [(5, 5 + 2**8), (5, 5 + 2**16), (5, 5 + 2**31), (5, 5 + 2**32), (2**52, 2**52 + 1)]
+    last = [(5, 5 + 2**8), (5, 5 + 2**16), (5, 5 + 2**31), (5, 5 + 2**32), (2**52, 2**52 + 1)]
     if not subject.by_value:  # some JSON readers have no larger numbers
-        alike += [(5, 5 + 2**61 - 1), (2**60, 2**60 + 1), (2**62, 2**62 + 2**32), (2**63 - 1, 2**63 - 2), (0, 2**61 - 1)]
-    pairs = [([*prompt(size - 1), one], [*prompt(size - 1), other]) for one, other in alike]
+        last += [(5, 5 + 2**61 - 1), (2**60, 2**60 + 1), (2**62, 2**62 + 2**32), (2**63 - 1, 2**63 - 2), (0, 2**61 - 1)]
+    pairs = [([*prompt(size - 1), first], [*prompt(size - 1), second]) for first, second in last]
     if size > 1:
         rest = prompt(size - 2)
         twos = (((3, 9), (9, 3)), ((3, 9), (4, 8)), ((3, 9), (2, 8)), ((1, 0), (0, 31)), ((1, 23), (12, 3)), ((7, 7), (8, 8)))
-        pairs += [([*one, *rest], [*other, *rest]) for one, other in twos]
-    for one, other in pairs:
-        served.there(one)
-        served.finds([*other, OTHER], 0, f"the uncommitted prompt {other}, with {one} committed")
-        served.finds([*one, OTHER], size, f"the committed prompt {one}")
-        served.release()
+        pairs += [([*first, *rest], [*second, *rest]) for first, second in twos]
+    for committed, other in pairs:
+        live = served.make_cached(committed)
+        served.finds([*other, OTHER], 0)
+        served.finds([*committed, OTHER], size)
+        for sequence in live:
+            served.cache.drop(sequence)
+
+
+PAGE = 256  # tokens per block: the default of transformers
+# A first block of 224 ones, either five of these tokens, and 27 ones. Both blocks have the 64-bit BLAKE2b hash 0x2ee99e83f5615a8a
+# (over int32). The search for them took eight minutes on one core.
+COLLIDING = [7232, 6294, 7679, 2095, 839], [7821, 5009, 4025, 7586, 128]
+
+
+@check("PREFIX-03b", "prefix")
+def match_separates_blocks_with_equal_64_bit_hashes(subject: Subject) -> None:
+    served = PrefixFixture(subject, 4, block_size=PAGE)
+    if served.size != PAGE:
+        raise NotOffered(f"blocks of {PAGE} tokens, where its limits say {subject.limits.of(subject.family, 'block_size')}")
+    committed, other = ([*[1] * 224, *five, *[1] * 27] for five in COLLIDING)
+    served.make_cached(committed)
+    served.finds([*other, 1], 0)
+    served.finds([*committed, 1], PAGE)
+
+
+@check("PREFIX-03ac", "prefix")
+def commit_uses_the_salt_of_its_sequence(subject: Subject) -> None:
+    subject.need(sequences=3)
+    served = PrefixFixture(subject, 16)
+    size = served.size
+    sequences = [served.begin(prompt(2 * size, which), salt)[0] for which, salt in ((1, "a"), (2, "b"))]
+    for sequence in sequences:
+        served.write(sequence, 0, 2 * size)
+        served.cache.commit(sequence, served.prompts[sequence][0])
+    for sequence in sequences:
+        tokens, own = served.prompts[sequence]
+        for salt in ("", "a", "b"):
+            served.finds([*tokens, OTHER], 2 * size * (salt == own), salt)
+
+
+@check("PREFIX-03c", "prefix")
+def fork_has_the_salt_of_its_parent(subject: Subject) -> None:
+    subject.need(sequences=3)
+    for short in (1, 0):  # second: without a full block, only the salt is inherited
+        served = PrefixFixture(subject, 16)
+        size, tokens = served.size, prompt(2 * served.size)
+        parent, count = served.begin(tokens, "a")[0], size - short
+        served.write(parent, 0, count)
+        served.cache.commit(parent, tokens[:count])
+        child = served.cache.fork(parent)
+        served.prompts[child] = tokens, "a"
+        served.write(child, count, 2 * size)
+        served.cache.commit(child, tokens)
+        served.finds([*tokens, OTHER], 2 * size, "a")
+        served.finds([*tokens, OTHER], 0)
 
 
 @check("PREFIX-04a", "prefix")
-def a_block_that_is_not_full_is_not_found(subject: Subject) -> None:
+def match_ignores_partly_filled_blocks(subject: Subject) -> None:
     subject.need(sequences=2)
     served = PrefixFixture(subject)
     if served.size == 1:
         raise NotOffered("a partly filled block, where its limits say block_size 1")
-    tokens = prompt(2 * served.size - 1)
+    size, tokens = served.size, prompt(2 * served.size - 1)
     served.serve(tokens)
-    size = served.size
     for more in ([], [OTHER], [tokens[-1] + 1, OTHER], [0] * size, [tokens[-1]] * size):  # possible ways to pad the block
-        served.finds([*tokens, *more], size, "a prompt whose second block is not full")
+        served.finds([*tokens, *more], size)
 
 
 @check("PREFIX-04b", "prefix")
-def what_was_not_committed_is_not_found(subject: Subject) -> None:
+def match_ignores_uncommitted_tokens(subject: Subject) -> None:
     subject.need(sequences=2)
     served = PrefixFixture(subject)
     size, tokens = served.size, prompt(3 * served.size + 1)
     sequence, _ = served.begin(tokens)
-    assert_equal(served.match(tokens), 0, "match of the tokens of a sequence without commit")
+    assert_equal(served.match(tokens), 0, "match before the tokens are written")
     served.write(sequence, 0, len(tokens))
     assert_equal(served.match(tokens), 0, "match of written tokens without commit")
     for count in (size - 1, size, 2 * size - 1, 2 * size):
         served.cache.commit(sequence, tokens[:count])
-        served.finds(tokens, count // size * size, f"a prompt of which {count} tokens were committed")
+        served.finds(tokens, count // size * size)
     served.cache.drop(sequence)
-    served.finds(tokens, 2 * size, "a prompt of which two blocks were committed, after drop")
+    served.finds(tokens, 2 * size)
 
 
 @check("PREFIX-12a", "prefix")
-def a_hit_reads_as_a_miss(subject: Subject) -> None:
+def hit_reads_as_a_miss(subject: Subject) -> None:
     need_tokens(subject)
     served = PrefixFixture(subject, 24)
     size, tokens = served.size, prompt(3 * served.size + 1)
-    for round in ("without a hit", "with a hit", "with a second hit"):
+    for _ in range(3):
         for count in (len(tokens), 2 * size, 2 * size + 1):
             sequence = served.serve(tokens[:count])
-            served.look(sequence, count, f"{count} tokens {round}")
-            for layer in served.layers:
-                assert_equal(int(served.cache.length(sequence, layer)), count, f"length of layer {layer} {round}")
+            served.look("length")
+            served.compare(sequence, count)
             served.cache.drop(sequence)
 
 
 @check("PREFIX-12b", "prefix")
-def a_hit_attends_as_a_miss(subject: Subject) -> None:
+def hit_attends_as_a_miss(subject: Subject) -> None:
     served = PrefixFixture(subject, 24)
-    tokens, query = prompt(2 * served.size + 1), queries(subject, 1)
-    for time in ("without a hit", "with a hit"):
+    tokens, query, scale = prompt(2 * served.size + 1), queries(subject, 1), default_scale(subject)
+    for prefix in ("no hit", "a hit"):
         sequence = served.serve(tokens)
         for layer in served.layers:
-            keys, values = served.computed(sequence, layer, range(len(tokens)))
-            want, bound = expected_attention(subject, query, keys, values, scale=default_scale(subject))
-            assert_within(
-                served.cache.attend(sequence, layer, query, default_scale(subject)),
-                want,
-                bound,
-                f"attention in layer {layer} {time}",
-            )
+            want, bound = expected_attention(subject, query, *served.compute(sequence, layer, range(len(tokens))), scale=scale)
+            got = served.cache.attend(sequence, layer, query, scale)
+            assert_within(got, want, bound, f"attention in layer {layer} with {prefix}")
         served.cache.drop(sequence)
 
 
 @check("PREFIX-15b", "prefix")
-def what_is_no_token_is_refused(subject: Subject) -> None:
+def invalid_tokens_raise(subject: Subject) -> None:
     served = PrefixFixture(subject)
     tokens, cache = prompt(served.size), served.cache
     served.serve(tokens)
@@ -279,25 +354,26 @@ def what_is_no_token_is_refused(subject: Subject) -> None:
             with raises("TokenOutOfRange"):
                 getattr(cache, name)(*arguments)
     assert_equal(cache.num_free_blocks, free, "free blocks after rejected tokens")
-    served.finds([*tokens, OTHER], served.size, "the prompt that was committed")
+    served.finds([*tokens, OTHER], served.size)
 
 
 @check("PREFIX-15a", "prefix")
-def tokens_of_any_type_find_each_other(subject: Subject) -> None:
+def tokens_of_any_integer_type_are_found(subject: Subject) -> None:
     subject.in_this_process("integers of NumPy's types")
     subject.need(sequences=2)
     served = PrefixFixture(subject, 40)
-    for number, wrote in enumerate((int, *TYPES)):
+    for number, written_as in enumerate((int, *TYPES)):
         tokens = [(7 * number + position) % 100 for position in range(2 * served.size)]
-        typed: list[Any] = [wrote(token) for token in tokens]
+        typed: list[Any] = [written_as(token) for token in tokens]
         sequence, _ = served.begin(typed)
         served.write(sequence, 0, len(tokens))
         served.cache.commit(sequence, typed)
-        for asked in (int, *TYPES):
-            wanted: list[Any] = [asked(token) for token in (*tokens, OTHER)]
-            what = f"tokens of type {asked.__name__}, committed as {wrote.__name__}"
-            assert_equal(served.cache.match(wanted), 2 * served.size, f"match of {what}")
-            true(type(served.cache.match(wanted)) is int, f"match of {what}", "an integer", type(served.cache.match(wanted)))
+        for read_as in (int, *TYPES):
+            wanted: list[Any] = [read_as(token) for token in (*tokens, OTHER)]
+            what = f"match of tokens of type {read_as.__name__}, committed as {written_as.__name__}"
+            got = served.cache.match(wanted)
+            assert_equal(got, 2 * served.size, what)
+            true(type(got) is int, what, "an integer", type(got))
         served.cache.drop(sequence)
 
 
@@ -305,52 +381,30 @@ def tokens_of_any_type_find_each_other(subject: Subject) -> None:
 
 
 @check("PREFIX-16a", "prefix")
-def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
+def hit_reads_the_committed_bits(subject: Subject) -> None:
     subject.need(sequences=2)
     for name in of_each_kind(subject, PLACES):
         served = PrefixFixture(subject, **of_format(name))
         tokens, hit = prompt(2 * served.size + 1), 2 * served.size
         first = served.serve(tokens)
-        before = [part[:hit] for part in served.cache.gather(first, 0)]
+        keys, values = (part[:hit] for part in served.cache.gather(first, 0))
         if not subject.limits.switch(subject.family, "other_eviction_order"):  # then it is found after drop
             served.cache.drop(first)
-            served.seen(prompt(served.size + 1, 2))
-        again, found = served.begin([*tokens, 1])
-        assert_equal(found, hit, f"length of a sequence that begins with a hit in {name}")
-        assert_pair(
-            served.cache.gather(again, 0), (before[0], before[1]), f"the hit in {name}, compared with the committed tokens"
-        )
-        served.look(again, hit, f"the hit in {name}")
+            served.serve_and_drop(prompt(served.size + 1, 2))
+        sequence, length = served.begin([*tokens, 1])
+        assert_equal(length, hit, f"length of a sequence that begins with a hit in {name}")
+        assert_pair(served.cache.gather(sequence, 0), (keys, values), f"the hit in {name}, compared with the committed tokens")
 
 
 @check("PREFIX-16b", "prefix")
-def what_was_evicted_comes_back_with_scales_of_its_own(subject: Subject) -> None:
+def reused_blocks_read_with_their_new_scales(subject: Subject) -> None:
     for name in of_each_kind(subject, PLACES):
-        served = exactly(subject, 3, **of_format(name))
-        one, other = prompt(2 * served.size + 1), prompt(3 * served.size, 2)
-        for tokens in (one, other, one):  # each needs almost every block
+        served = with_free_entries(subject, 3, **of_format(name))
+        first, second = prompt(2 * served.size + 1), prompt(3 * served.size, 2)
+        for tokens in (first, second, first):  # each needs almost every block
             sequence = served.serve(tokens)
-            served.look(sequence, len(tokens), f"tokens written to reused blocks, in {name}")
+            served.look()
             served.cache.drop(sequence)
-
-
-# Checks of PREFIX-03: tokens whose 64-bit hashes collide.
-
-PAGE = 256  # tokens per block: the default of transformers
-# A first block of 224 ones, either five of these tokens, and 27 ones. Both blocks have the 64-bit BLAKE2b hash 0x2ee99e83f5615a8a
-# (over int32). The search for them took eight minutes on one core.
-ALIKE = [7232, 6294, 7679, 2095, 839], [7821, 5009, 4025, 7586, 128]
-
-
-@check("PREFIX-03b", "prefix")
-def tokens_of_one_short_hash_are_not_alike(subject: Subject) -> None:
-    served = PrefixFixture(subject, 4, block_size=PAGE)
-    if served.size != PAGE:
-        raise NotOffered(f"blocks of {PAGE} tokens, where its limits say {subject.limits.of(subject.family, 'block_size')}")
-    one, other = ([*[1] * 224, *five, *[1] * 27] for five in ALIKE)
-    served.there(one)
-    served.finds([*other, 1], 0, "256 tokens whose 64-bit hash is that of other committed tokens")
-    served.finds([*one, 1], PAGE, "the 256 tokens that were committed")
 
 
 # Registers the checks of the paged cache for prefix caches too, except those of LAW-18.
@@ -365,18 +419,15 @@ LONG = 4096  # tokens of a system prompt
 
 def serving(subject: Subject, entries: int, **sizes: Any) -> PrefixFixture:
     wanted = {"block_size": 16, "num_layers": 1, "num_kv_heads": 1, "head_dim": 64} | sizes
-    served = (
-        PrefixFixture(subject, 1, **wanted)
-        if subject.size("num_blocks", entries) < entries
-        else PrefixFixture(subject, entries, **wanted)
-    )
+    served = PrefixFixture(subject, entries if subject.size("num_blocks", entries) >= entries else 1, **wanted)
     if room(served.cache) < 8:
         raise NotOffered(f"blocks for 8 entries, where its limits say {subject.limits.of(subject.family, 'num_blocks')}")
+    served.stop_judging()
     return served
 
 
 @check("LAW-18", "prefix")
-def hundreds_of_sequences_share_a_long_prefix(subject: Subject) -> None:
+def begin_shares_a_long_prefix_with_hundreds_of_sequences(subject: Subject) -> None:
     subject.need(sequences=2)
     served = serving(subject, LONG // 16 + 300)
     entries = min(LONG // served.size, room(served.cache) // 2)
@@ -385,57 +436,53 @@ def hundreds_of_sequences_share_a_long_prefix(subject: Subject) -> None:
         raise NotOffered("room for a prefix of at least one block")
     first = served.serve(tokens)
     free, layers = served.cache.num_free_blocks, len(served.layers)
+    table = blocks_of(served.cache, first, 0) if tables_alone(subject) else []
     count = min(subject.size("sequences", 250) - 1, free // layers)
-    many = []
+    sequences = []
     for which in range(count):
         sequence, hit = served.begin([*tokens, 2_000_000 + which])
         assert_equal(hit, len(tokens), f"the hit of sequence {which} with a shared prefix")
         served.write(sequence, hit, hit + 1)
-        many.append(sequence)
-    assert_equal(
-        served.cache.num_free_blocks, free - count * layers, f"free blocks after begin of {count} sequences with the prefix"
-    )
+        sequences.append(sequence)
+    assert_equal(served.cache.num_free_blocks, free - count * layers, f"free blocks after begin of {count} sequences")
     served.cache.drop(first)
-    for sequence in many[:: max(1, count // 4)]:
-        served.look(sequence, len(tokens) + 1, "a sequence with a shared prefix")
-    for sequence in many:
+    for sequence in sequences[:: max(1, count // 4)]:
+        served.compare(sequence, len(tokens) + 1)
+    for sequence in sequences:
         if tables_alone(subject):
-            served.cache.drop(sequence)
-            continue
-        ends = [0, len(tokens) - 1, len(tokens)]
-        want = served.computed(sequence, 0, ends)
-        assert_pair(served.cache.read(sequence, 0, ends), want, "the first and last tokens of a sequence with a shared prefix")
+            assert_equal(blocks_of(served.cache, sequence, 0)[: len(table)], table, "blocks of a shared prefix")
+        else:
+            ends = [0, len(tokens) - 1, len(tokens)]
+            assert_pair(served.cache.read(sequence, 0, ends), served.compute(sequence, 0, ends), "first and last tokens")
         served.cache.drop(sequence)
     assert_equal(served.match([*tokens, 0]), len(tokens), "match of a prefix after drop of all sequences")
 
 
 @check("LAW-18", "prefix")
-def blocks_are_found_and_taken_in_thousands(subject: Subject) -> None:
-    declared_order(subject)
+def match_finds_thousands_of_blocks_until_they_are_evicted(subject: Subject) -> None:
+    need_declared_order(subject)
     served = serving(subject, 2048, head_dim=8)
     whole, size, layers = room(served.cache), served.size, len(served.layers)
     rows = max(1, affordable(subject, 4 * size) // size)  # blocks per prompt
-    tokens = [prompt(rows * size, 10 + which) for which in range(min(whole // rows, affordable(subject, 500)))]
-    served.seen(*tokens)
-    assert_equal(
-        [served.match([*each, 0]) for each in tokens], [rows * size] * len(tokens), "match of prompts that fill the pool"
-    )
-    spare = whole - rows * len(tokens)
-    taker = served.taking(spare + rows * (len(tokens) // 2))
-    found = [served.match([*each, 0]) // size for each in tokens]
-    half = len(tokens) // 2
-    assert_equal(
-        found, [0] * half + [rows] * (len(tokens) - half), "numbers of cached blocks of prompts after half of them were evicted"
-    )
-    for which in range(half, len(tokens), max(1, len(tokens) // 8)):
-        served.begins(tokens[which], (rows - 1) * size, f"prompt {which}")
-    served.cache.drop(taker)
+    prompts = [prompt(rows * size, 10 + which) for which in range(min(whole // rows, affordable(subject, 500)))]
+    served.serve_and_drop(*prompts)
+    assert_equal(served.count_cached(*prompts), [rows] * len(prompts), "cached blocks of prompts that fill the pool")
+    half = len(prompts) // 2
+    filler = served.allocate(whole - rows * (len(prompts) - half))
+    evicted = [0] * half + [rows] * (len(prompts) - half)
+    assert_equal(served.count_cached(*prompts), evicted, "cached blocks of prompts after half of them were evicted")
+    for tokens in prompts[half :: max(1, len(prompts) // 8)]:
+        sequence, hit = served.begin(tokens)
+        assert_equal(hit, (rows - 1) * size, "the hit of a cached prompt")
+        served.compare(sequence, hit)
+        served.cache.drop(sequence)
+    served.cache.drop(filler)
     free = served.cache.num_free_blocks
     true(free >= whole * layers, "free blocks without live sequences", f"at least {whole * layers}", free)
 
 
 @check("LAW-18", "prefix", real=True)
-def a_prefix_cache_serves_a_thousand_prompts(subject: Subject) -> None:
+def begin_serves_a_thousand_prompts(subject: Subject) -> None:
     """The hits depend on the order of eviction, but must be right in any order."""
     served = serving(subject, 1024, num_layers=2, head_dim=32)
     longest = min(40 * served.size, room(served.cache) * served.size // 4)
@@ -444,116 +491,10 @@ def a_prefix_cache_serves_a_thousand_prompts(subject: Subject) -> None:
         tokens = [*prompt(cut // 2, 1 + branch % 5), *prompt(cut - cut // 2, 10 + branch)]
         sequence, hit = served.begin(tokens)
         if round % 10 == 0:
-            served.look(sequence, hit, f"the hit of prompt {round}")
+            served.compare(sequence, hit)
         served.write(sequence, hit, cut)
         served.cache.commit(sequence, tokens)
         if round % 50 == 0:
-            served.look(sequence, cut, f"prompt {round}")
+            served.compare(sequence, cut)
         served.cache.drop(sequence)
     assert_equal(served.cache.num_free_blocks, served.cache.config["num_blocks"], "free blocks without live sequences")
-
-
-# Checks of PREFIX: committed tokens after truncations, overwrites and forks, and salts.
-
-
-@check("PREFIX-02ad", "prefix")
-def what_comes_after_a_cut_is_committed_anew(subject: Subject) -> None:
-    subject.need(sequences=2)
-    size = PrefixFixture(subject).size
-    for length in dict.fromkeys((0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size)):
-        served = PrefixFixture(subject, 16)
-        old = prompt(3 * size)
-        new = [*old[:length], *prompt(3 * size - length, 2)]
-        sequence = served.serve(old)
-        served.cache.truncate(sequence, length)
-        served.told[sequence] = new, ""
-        served.write(sequence, length, len(new))
-        served.cache.commit(sequence, new)
-        served.finds([*new, OTHER], len(new), f"a prompt that was committed after truncate({length})")
-        again, hit = served.begin([*old, OTHER])  # the old blocks can still be cached
-        served.look(again, hit, f"the hit of the original prompt after truncate({length})")
-
-
-@check("PREFIX-02c", "prefix")
-def commits_must_agree_where_no_block_is_full(subject: Subject) -> None:
-    served = PrefixFixture(subject)
-    if served.size == 1:
-        raise NotOffered("a partly filled block, where its limits say block_size 1")
-    tokens = prompt(2 * served.size - 1)
-    sequence = served.serve(tokens)
-    with raises("TokenMismatch"):
-        served.cache.commit(sequence, [*tokens[:-1], OTHER])
-    served.cache.commit(sequence, tokens)
-
-
-@check("PREFIX-02d", "prefix")
-def what_one_layer_has_otherwise_is_committed_no_more(subject: Subject) -> None:
-    need_tokens(subject)
-    subject.need(num_layers=2, sequences=2)
-    for layer in (0, 1):
-        served = PrefixFixture(subject)
-        size, tokens = served.size, prompt(2 * served.size)
-        other = [*tokens[:size], *prompt(size, 2)]
-        sequence = served.serve(tokens)
-        served.told[sequence] = other, ""
-        served.write(sequence, size, 2 * size, layers=[layer])
-        served.cache.commit(sequence, other)  # no TokenMismatch: these positions are not committed any more
-
-
-@check("PREFIX-03a", "prefix")
-def salts_count_to_their_last_letter(subject: Subject) -> None:
-    served = PrefixFixture(subject, 16)
-    tokens, long = prompt(2 * served.size), "tenant-0123456789abcdef/adapter-0123456789abcdef/"
-    served.there(tokens, salt=f"{long}1")
-    served.finds([*tokens, OTHER], 2 * served.size, "a prompt with a long salt", f"{long}1")
-    for salt in (f"{long}2", long, f"T{long[1:]}1", f"{long}1 ", long[-8:] + "1"):
-        served.finds([*tokens, OTHER], 0, f"a prompt with the salt {salt!r}", salt)
-
-
-@check("PREFIX-03ac", "prefix")
-def each_sequence_commits_with_its_own_salt(subject: Subject) -> None:
-    subject.need(sequences=3)
-    served = PrefixFixture(subject, 16)
-    size, one, two = served.size, prompt(2 * served.size), prompt(2 * served.size, 2)
-    begun = [(served.begin(tokens, salt)[0], tokens, salt) for tokens, salt in ((one, "a"), (two, "b"))]
-    for sequence, tokens, _ in begun:
-        served.write(sequence, 0, 2 * size)
-        served.cache.commit(sequence, tokens)
-    for _, tokens, own in begun:
-        for salt in ("", "a", "b"):
-            served.finds(
-                [*tokens, OTHER],
-                2 * size * (salt == own),
-                f"a prompt that was committed with salt {own!r}, with salt {salt!r}",
-                salt,
-            )
-
-
-@check("PREFIX-03c", "prefix")
-def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
-    subject.need(sequences=3)
-    for short in (1, 0):  # second: without a full block, only the salt is inherited
-        served = PrefixFixture(subject, 16)
-        size, tokens = served.size, prompt(2 * served.size)
-        parent, begun = served.begin(tokens, "a")[0], size - short
-        served.write(parent, 0, begun)
-        served.cache.commit(parent, tokens[:begun])
-        child = served.cache.fork(parent)
-        served.told[child] = tokens, "a"
-        served.write(child, begun, 2 * size)
-        served.cache.commit(child, tokens)
-        served.finds([*tokens, OTHER], 2 * size, "a prompt that a fork committed, with its parent's salt", "a")
-        served.finds([*tokens, OTHER], 0, "a prompt that a fork committed, without a salt")
-
-
-@check("PREFIX-11a", "prefix")
-def reset_is_refused_while_a_fork_lives(subject: Subject) -> None:
-    subject.need(sequences=2)
-    served = PrefixFixture(subject)
-    parent = served.serve(prompt(served.size))
-    child = served.cache.fork(parent)
-    served.cache.drop(parent)
-    with raises("InUse"):
-        served.cache.reset()
-    served.cache.drop(child)
-    served.cache.reset()

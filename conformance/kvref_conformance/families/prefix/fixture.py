@@ -1,11 +1,12 @@
 """A prefix cache that serves prompts as an engine does: keys and values depend on the salt and all tokens up to their position.
 
-They are content (see `checking.content`) of a stream that is a hash of the salt and these tokens. The expected reads of a
-sequence thus follow from its tokens, and a block that was found for a wrong prompt is noticed when it is read.
+They are content (see testlib/tagged_content.py) of a stream that is a hash of the salt and these tokens. A block that is
+found for a wrong prompt thus contains other values than the model expects.
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ import numpy as np
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.paged.block_accounting import layers_of, reserve, room, tables_alone, to_be_filled, with_room
-from kvref_conformance.families.paged.fixture import read_back
+from kvref_conformance.families.prefix.model import Prefix
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal
-from kvref_conformance.testlib.fixtures import blocks_of
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair
+from kvref_conformance.testlib.session import Session
 from kvref_conformance.testlib.tagged_content import pair_of_content
 
 Tokens = Sequence[int]
+OTHER = 77  # a token that is in no prompt
 
 
 def prompt(count: int, which: int = 1) -> list[int]:
@@ -38,17 +40,19 @@ def streams(tokens: Tokens, salt: str = "") -> NDArray:
     return (summed >> np.uint64(20)).astype(np.uint32).astype(np.int64)
 
 
-class PrefixFixture:
-    """A cache from which prompts are served. entries: the least number of entries for which it has room."""
+class PrefixFixture(Session):
+    """A cache from which prompts are served, with room for at least `entries` entries.
 
-    def __init__(self, subject: Subject, entries: int = 12, cache: ObjectProxy | None = None, **sizes: Any) -> None:
-        self.subject = subject
-        self.cache = with_room(subject, entries, **sizes) if cache is None else cache
+    prompts: the tokens and the salt of each sequence, from which its keys and values are computed.
+    """
+
+    model: Prefix
+
+    def __init__(self, subject: Subject, entries: int = 12, make: Callable[[], ObjectProxy] | None = None, **sizes: Any) -> None:
+        super().__init__(subject, make or partial(with_room, subject, entries, **sizes))
         self.size: int = self.cache.config["block_size"]
         self.layers = layers_of(self.cache)
-        self.told: dict[int, tuple[list[int], str]] = {}  # sequence -> (prompt, salt)
-        self.held: list[int] = []  # live sequences that keep their blocks from eviction
-        self.lies: dict[int, int] = {}  # if it stores no tokens: slot -> stream of the token that belongs there
+        self.prompts: dict[int, tuple[Tokens, str]] = {}
 
     def match(self, tokens: Tokens, salt: str = "") -> int:
         return int(self.cache.match(list(tokens), *([salt] if salt else [])))
@@ -56,35 +60,23 @@ class PrefixFixture:
     def begin(self, tokens: Tokens, salt: str = "") -> tuple[int, int]:
         """Begins a sequence, and returns it with its hit, which must be the length of every layer."""
         sequence = self.cache.begin(list(tokens), *([salt] if salt else []))
-        lengths = {int(self.cache.length(sequence, layer)) for layer in self.layers}
-        assert_equal(len(lengths), 1, f"number of distinct lengths of a new sequence's layers, which are {sorted(lengths)}")
-        self.told[sequence] = list(tokens), salt
-        return sequence, lengths.pop()
+        self.prompts[sequence] = tokens, salt
+        lengths = [int(self.cache.length(sequence, layer)) for layer in self.layers]
+        return sequence, lengths[0]
 
     def write(self, sequence: int, start: int, stop: int, layers: Iterable[int] | None = None) -> None:
-        """Writes the keys and values of the tokens at [start, stop)."""
+        """Writes the keys and values of the tokens at [start, stop), or ensures the capacity for them if it stores no tokens."""
         if tables_alone(self.subject):
             self.cache.ensure_capacity(sequence, stop)
+            self.look()
+            return
         for layer in self.layers if layers is None else layers:
-            if tables_alone(self.subject):
-                self.lies |= zip(self.slots(sequence, layer, stop)[start:], self.streams(sequence, stop)[start:], strict=True)
-                continue
-            self.cache.write(sequence, layer, start, *self.computed(sequence, layer, range(start, stop)))
+            self.cache.write(sequence, layer, start, *self.compute(sequence, layer, range(start, stop)))
 
-    def slots(self, sequence: int, layer: int, stop: int) -> list[int]:
-        """Returns the slots of the first `stop` positions by the block table."""
-        table = blocks_of(self.cache, sequence, layer)
-        return [table[position // self.size] * self.size + position % self.size for position in range(stop)]
-
-    def streams(self, sequence: int, stop: int) -> list[int]:
-        tokens, salt = self.told[sequence]
-        found: list[int] = streams(tokens, salt)[:stop].tolist()
-        return found
-
-    def computed(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
-        tokens, salt = self.told[sequence]
-        heads, dim = self.cache.config["num_kv_heads"], self.cache.config["head_dim"]
-        return pair_of_content(streams(tokens, salt)[list(positions)], layer, positions, heads, dim)
+    def compute(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
+        """Returns the keys and values of a sequence's prompt at these positions."""
+        row = self.cache.config["num_kv_heads"], self.cache.config["head_dim"]
+        return pair_of_content(streams(*self.prompts[sequence])[list(positions)], layer, positions, *row)
 
     def serve(self, tokens: Tokens, salt: str = "") -> int:
         """Begins a prompt, writes the tokens after the hit, commits all, and returns the sequence."""
@@ -94,66 +86,61 @@ class PrefixFixture:
         self.cache.commit(sequence, list(tokens))
         return sequence
 
-    def seen(self, *prompts: Tokens, salt: str = "") -> None:
-        """Serves and drops prompts, in order."""
+    def serve_and_drop(self, *prompts: Tokens, salt: str = "") -> None:
         for tokens in prompts:
             self.cache.drop(self.serve(tokens, salt))
 
-    def there(self, *prompts: Tokens, salt: str = "") -> None:
-        """Makes prompts cached: serves them, and keeps their sequences live if the order of eviction is not known."""
+    def make_cached(self, *prompts: Tokens, salt: str = "") -> list[int]:
+        """Serves prompts, and drops their sequences if the order of eviction is known. Returns the sequences that are live."""
         if not self.subject.limits.switch(self.subject.family, "other_eviction_order"):
-            self.seen(*prompts, salt=salt)
-            return
-        self.subject.need(sequences=len(self.held) + len(prompts) + 1)
-        self.held += [self.serve(tokens, salt) for tokens in prompts]
+            self.serve_and_drop(*prompts, salt=salt)
+            return []
+        self.subject.need(sequences=len(self.model.sequences) + len(prompts) + 1)
+        return [self.serve(tokens, salt) for tokens in prompts]
 
-    def release(self) -> None:
-        """Drops the sequences that `there` keeps live."""
-        while self.held:
-            self.cache.drop(self.held.pop())
+    def look(self, *names: str) -> None:
+        """Looks at the contents, or at the tables of a cache that stores no tokens: they must list the blocks of the contents."""
+        super().look(*(names or (("block_table",) if tables_alone(self.subject) else ())))
 
-    def look(self, sequence: int, count: int, what: str) -> None:
-        """Raises Broken unless the first `count` tokens of a sequence read as its prompt requires."""
-        for layer in self.layers:
-            if tables_alone(self.subject):
-                lies = [self.lies.get(slot, -1) for slot in self.slots(sequence, layer, count)]
-                assert_equal(
-                    lies,
-                    self.streams(sequence, count),
-                    f"numbers of the streams to which the tokens in the blocks of {what} belong, layer {layer}",
-                )
-                continue
-            got = self.cache.gather(sequence, layer)
-            read_back(self.subject, self.cache, got, self.computed(sequence, layer, range(count)), f"{what}, layer {layer}")
-
-    def finds(self, tokens: Tokens, count: int, what: str, salt: str = "") -> None:
+    def finds(self, tokens: Tokens, count: int, salt: str = "") -> None:
         """Raises Broken unless match and begin find `count` tokens of a prompt, and these read as they must."""
-        assert_equal(self.match(tokens, salt), count, f"match of {what}")
-        self.begins(tokens, count, what, salt)
-
-    def begins(self, tokens: Tokens, count: int, what: str, salt: str = "") -> None:
+        assert_equal(self.match(tokens, salt), count, "match of a prompt")
         sequence, hit = self.begin(tokens, salt)
-        assert_equal(hit, count, f"length of a sequence that begins with {what}")
-        self.look(sequence, hit, f"the hit of {what}")
+        assert_equal(hit, count, "length of a sequence that begins with a prompt")
+        self.look()
         self.cache.drop(sequence)
 
-    def taking(self, entries: int) -> int:
+    def stop_judging(self) -> None:
+        """Drops the model, which is slow with thousands of blocks. The check then compares the contents itself."""
+        del self._runner.models[self.cache.id]
+
+    def compare(self, sequence: int, count: int) -> None:
+        """Raises Broken unless a sequence, if tokens are stored at all, contains the first `count` tokens of its prompt."""
+        for layer in () if tables_alone(self.subject) else self.layers:
+            want = self.compute(sequence, layer, range(count))
+            assert_pair(self.cache.gather(sequence, layer), want, f"{count} tokens of a prompt, layer {layer}")
+
+    def count_cached(self, *prompts: Tokens) -> list[int]:
+        """Returns the number of blocks that match finds of each prompt."""
+        return [self.match([*tokens, OTHER]) // self.size for tokens in prompts]
+
+    def allocate(self, entries: int) -> int:
         """Creates a sequence with `entries` entries, without tokens if possible."""
         sequence: int = self.cache.create()
         reserve(self.subject, self.cache, sequence, entries)
         return sequence
 
 
-def exactly(subject: Subject, entries: int, **sizes: Any) -> PrefixFixture:
+def with_free_entries(subject: Subject, entries: int, **sizes: Any) -> PrefixFixture:
     """Returns a cache with exactly `entries` free entries. If the pool must be larger, a sequence has the rest."""
-    served = PrefixFixture(subject, cache=to_be_filled(subject, entries, **sizes))
+    served = PrefixFixture(subject, make=partial(to_be_filled, subject, entries, **sizes))
     if (rest := room(served.cache) - entries) > 0:
         subject.need(sequences=3)
-        served.taking(rest)
+        served.allocate(rest)
     return served
 
 
-def declared_order(subject: Subject) -> None:
+def need_declared_order(subject: Subject) -> None:
     """Raises NotOffered if its limits declare another order of eviction."""
     if subject.limits.switch(subject.family, "other_eviction_order"):
         raise NotOffered("the eviction order of PREFIX-08, where its limits say other_eviction_order")

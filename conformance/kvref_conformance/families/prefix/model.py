@@ -7,12 +7,20 @@ from typing import Any, ClassVar
 from kvref_conformance.families.paged.model import NewOrRefused, Paged
 from kvref_conformance.families.paged.ownership_model import Alternative, OwnershipState, outcome
 from kvref_conformance.families.paged.table_model import LayerTable, Token
-from kvref_conformance.families.prefix.prefix_index_model import MOST_TOKEN, Hit, Key, PrefixIndexState, follows, no_tokens, same
+from kvref_conformance.families.prefix.prefix_index_model import (
+    MOST_TOKEN,
+    Hit,
+    Key,
+    PrefixIndexState,
+    follows,
+    invalid_tokens,
+    same_bits,
+)
 from kvref_conformance.oracle.expectations import AnyOf, Expectation, ExpectedError, UnjudgedReply, Wrong, not_in_range
 from kvref_conformance.oracle.reference_model import Look
 
-SHOWN = 3  # the number of prompts that are matched after each call
-UNSEEN = 2**40  # a last token, so that all tokens before it can be found
+MATCHED = 3  # the number of prompts that are matched after each call
+LAST_TOKEN = 2**40  # a last token, so that all tokens before it can be found
 
 
 class Prefix(Paged):
@@ -26,23 +34,23 @@ class Prefix(Paged):
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
-        kept = PrefixIndexState(self.layers)
-        kept.total, kept.size = self.total, self.size
-        self.ways: list[OwnershipState] = [kept]
-        self.told: dict[int, tuple[str, list[int]]] = {}  # sequence -> (salt, committed tokens)
-        self.begun: dict[int, list[int]] = {}  # sequence -> its prompt, while its hit was not observed
-        self.asked: list[int] = []  # the last prompt
+        state = PrefixIndexState(self.layers)
+        state.total, state.size = self.total, self.size
+        self.ways: list[OwnershipState] = [state]
+        self.committed: dict[int, tuple[str, list[int]]] = {}  # sequence -> (salt, committed tokens)
+        self.unobserved: dict[int, list[int]] = {}  # sequence -> its prompt, while its hit was not observed
+        self.last_prompt: list[int] = []  # the last prompt
         self.rows: dict[Key, list[list[Token]]] = {}  # committed block -> its tokens in each layer, since the last reset
-        self.forgotten: set[Key] = set()  # blocks that were committed before the last reset
+        self.reset_keys: set[Key] = set()  # blocks that were committed before the last reset
 
     def declared(self, switch: Callable[[str], bool]) -> None:
         super().declared(switch)
-        for held in self.kept:
-            held.any_order = switch("other_eviction_order")
+        for state in self.states:
+            state.any_order = switch("other_eviction_order")
 
     @property
-    def kept(self) -> list[PrefixIndexState]:
-        return [held for held in self.ways if isinstance(held, PrefixIndexState)]
+    def states(self) -> list[PrefixIndexState]:
+        return [state for state in self.ways if isinstance(state, PrefixIndexState)]
 
     def looks(self) -> list[Look]:
         """Returns the observations of the paged cache (lengths only of changed sequences), and the match of the last prompts."""
@@ -54,26 +62,26 @@ class Prefix(Paged):
         ]
         found += [look for look in super().looks() if look[0] not in ("length", "utilization")]
         longest = [key for key in self.rows if not any(follows(other, key) for other in self.rows)]
-        return found + [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in longest[-SHOWN:]]
+        return found + [("match", {"tokens": [*tokens, LAST_TOKEN], "salt": salt}) for salt, tokens in longest[-MATCHED:]]
 
     def create(self) -> Expectation:
-        return self._then(super().create(), lambda new: self.told.update({new: ("", [])}))
+        return self._then(super().create(), lambda new: self.committed.update({new: ("", [])}))
 
     def load(self, sequence: Any, data: Any) -> Expectation:
         raise ValueError("hits after load are not modeled; checks judge them")
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         entries, child = -(-len(tokens) // self.size), -1 - len(self.ids)
-        if wrong := no_tokens(tokens):
-            free = self.total - max(held.used() for held in self.ways)
+        if wrong := invalid_tokens(tokens):
+            free = self.total - max(state.used() for state in self.ways)
             short = [("OutOfBlocks", "PREFIX-13")] if self.layers * entries > free else []  # it may check for room first
             return self.refuse(wrong + short)
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
 
-        def ways(held: OwnershipState) -> Iterable[Alternative]:
-            assert isinstance(held, PrefixIndexState)
-            listed = held.references()
-            for path, lost in held.paths(keys):
+        def ways(state: OwnershipState) -> Iterable[Alternative]:
+            assert isinstance(state, PrefixIndexState)
+            listed = state.references()
+            for path, lost in state.paths(keys):
                 revived = sum(not listed[name] for names in path for name in names)
 
                 def change(after: OwnershipState, path: Any = path, lost: Any = lost) -> None:
@@ -88,13 +96,13 @@ class Prefix(Paged):
 
         def change(new: int) -> None:
             self.ways = found.after
-            for held in self.kept:
-                held.tables[new], held.hits[new] = held.tables.pop(child), held.hits.pop(child)
+            for state in self.states:
+                state.tables[new], state.hits[new] = state.tables.pop(child), state.hits.pop(child)
             self._open(new, new, [LayerTable([]) for _ in range(self.layers)])
-            self.told[new], self.begun[new], self.asked = (salt, []), list(tokens), list(tokens)
+            self.committed[new], self.unobserved[new], self.last_prompt = (salt, []), list(tokens), list(tokens)
             self.written, self.touched = (new, -1, range(0)), {new}
             if len(self._hits(new)) == 1:
-                self._seen(new, *self._hits(new))
+                self._observe_hit(new, *self._hits(new))
 
         then, says = self.did("begin", change), f"an id never used before, not among {sorted(used)}"
         if found.stays:
@@ -103,36 +111,37 @@ class Prefix(Paged):
 
     def _hits(self, sequence: int) -> set[int]:
         """Returns the possible hits of a sequence, in blocks."""
-        return {held.hits[sequence] for held in self.kept if sequence in held.hits}
+        return {state.hits[sequence] for state in self.states if sequence in state.hits}
 
-    def _seen(self, sequence: int, hit: int) -> None:
+    def _observe_hit(self, sequence: int, hit: int) -> None:
         """Records the observed hit of a sequence, in blocks."""
-        self.ways = [held for held in self.kept if held.hits[sequence] == hit]
-        salt, tokens = self.told[sequence][0], self.begun.pop(sequence)[: hit * self.size]
-        self.told[sequence] = salt, tokens
+        self.ways = [state for state in self.states if state.hits[sequence] == hit]
+        salt, tokens = self.committed[sequence][0], self.unobserved.pop(sequence)[: hit * self.size]
+        self.committed[sequence] = salt, tokens
         for key in self.chain(tokens, salt):
             for layer, rows in zip(self.sequences[sequence], self.rows[key], strict=True):
                 layer.tokens += rows
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
-        wrong, known = self._unknown(sequence) + no_tokens(tokens), self.told.get(sequence, ("", []))
-        wrong += not_in_range(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
-        if any(a != b for a, b in zip(tokens, known[1], strict=False)):
+        wrong, (salt, old) = self._unknown(sequence) + invalid_tokens(tokens), self.committed.get(sequence, ("", []))
+        if not self.tables_alone:
+            wrong += not_in_range(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
+        if any(a != b for a, b in zip(tokens, old, strict=False)):
             wrong.append(("TokenMismatch", "PREFIX-02"))
         if wrong:
             return self.refuse(wrong)
-        salt, told = known[0], [*tokens, *known[1][len(tokens) :]]
-        first = len(known[1]) // self.size
+        new = [*tokens, *old[len(tokens) :]]
+        first = len(old) // self.size
         if first * self.size < self.first_position(sequence):
             raise ValueError("commit of released tokens is not modeled")
-        keys = self.chain(told, salt)[first:]
+        keys = self.chain(new, salt)[first:]
         rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
-        if any(key in self.rows and not same(self.rows[key], each) for key, each in rows.items()):
+        if any(key in self.rows and not same_bits(self.rows[key], each) for key, each in rows.items()):
             raise ValueError("commit of equal tokens with different keys or values is not modeled")
 
-        def ways(held: OwnershipState) -> Iterable[Alternative]:
-            assert isinstance(held, PrefixIndexState)
-            for chosen in held.commits(sequence, first, keys):
+        def ways(state: OwnershipState) -> Iterable[Alternative]:
+            assert isinstance(state, PrefixIndexState)
+            for chosen in state.commits(sequence, first, keys):
 
                 def change(after: OwnershipState, chosen: Any = chosen) -> None:
                     assert isinstance(after, PrefixIndexState)
@@ -142,23 +151,23 @@ class Prefix(Paged):
 
         def change(ok: Any) -> None:
             self.settle(outcome(self.ways, self.total, ways).after if keys else self.ways)
-            self.told[sequence] = salt, told
+            self.committed[sequence] = salt, new
             self.rows = {key: each for key, each in self.rows.items() if key not in rows} | rows
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
         return Expectation("PREFIX-02", self.did("commit", change))
 
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
-        if wrong := no_tokens(tokens):
+        if wrong := invalid_tokens(tokens):
             return self.refuse(wrong)
         if self.lost:
             return UnjudgedReply("PREFIX-01")
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
-        hits = {len(path) for held in self.kept for path, _ in held.paths(keys)}
+        hits = {len(path) for state in self.states for path, _ in state.paths(keys)}
 
         def then(got: int) -> None:
-            if len(hits) > 1 or any(held.unsure for held in self.kept):
-                self.ways = [held for held in self.kept if held.known(keys, got // self.size)]
+            if len(hits) > 1 or any(state.unsure for state in self.states):
+                self.ways = [state for state in self.states if state.observe_hit(keys, got // self.size)]
 
         return self._hit(hits, tokens, salt, then)
 
@@ -170,28 +179,28 @@ class Prefix(Paged):
             if not isinstance(got, int) or got < 0 or got % self.size or (got and got >= len(tokens)):
                 return "PREFIX-01"
             if got > max(wanted):
-                return self._too_much(keys[max(hits)])
+                return self._clause_of_excess(keys[max(hits)])
             lost = keys[got // self.size]
             if self.last in ("none begun", "copied"):
                 return {"none begun": "PREFIX-13", "copied": "PREFIX-14"}[self.last]
-            copies = [names for held in self.kept for names in held.found.get(lost, [])]
-            if len(copies) > len(self.kept):
+            copies = [names for state in self.states for names in state.index.get(lost, [])]
+            if len(copies) > len(self.states):
                 return "PREFIX-10"
-            waits = any(name in held.released for held in self.kept for names in copies for name in names)
-            return ("PREFIX-08" if self.last in TAKING else "PREFIX-06") if waits else "PREFIX-01"
+            evictable = any(name in state.evictable for state in self.states for names in copies for name in names)
+            return ("PREFIX-08" if self.last in ALLOCATING else "PREFIX-06") if evictable else "PREFIX-01"
 
         says = f"{' or '.join(map(str, sorted(wanted)))} tokens"
         return Hit("PREFIX-01", then, says=says, accepts=lambda got: got in wanted, clause_of=clause_of)
 
-    def _too_much(self, key: Key) -> str:
+    def _clause_of_excess(self, key: Key) -> str:
         """Returns the clause that a hit on this block breaks."""
         if key in self.rows:
             return "PREFIX-07"
-        if key in self.forgotten:
+        if key in self.reset_keys:
             return "PREFIX-11"
         salt, tokens = key
-        begun = len(tokens) - self.size
-        if any(told[0] == salt and tokens[: max(begun + 1, 1)] == tuple(told[1][: begun + 1]) for told in self.told.values()):
+        count = len(tokens) - self.size + 1
+        if any(salt == other and tokens[: max(count, 1)] == tuple(old[:count]) for other, old in self.committed.values()):
             return "PREFIX-04"
         return "PREFIX-03"
 
@@ -200,41 +209,41 @@ class Prefix(Paged):
             return self.refuse([("InUse", "PREFIX-11")])
 
         def change(ok: Any) -> None:
-            self.forgotten |= self.rows.keys()
+            self.reset_keys |= self.rows.keys()
             self.rows = {}
-            for held in self.kept:
-                held.found = {}
-                held.forget()
+            for state in self.states:
+                state.index = {}
+                state.forget()
             self.settle(self.ways)
 
         return Expectation("PREFIX-11", self.did("reset", change))
 
     def drop(self, sequence: Any) -> Expectation:
         def change(ok: Any) -> None:
-            del self.told[sequence]
-            for held in self.kept:
-                held.in_order()
+            del self.committed[sequence]
+            for state in self.states:
+                state.order_released()
 
         return self._then(super().drop(sequence), change)
 
     def fork(self, sequence: Any) -> Expectation:
         def change(new: int) -> None:
-            self.told[new] = self.told[sequence][0], list(self.told[sequence][1])
+            self.committed[new] = self.committed[sequence][0], list(self.committed[sequence][1])
 
         return self._then(super().fork(sequence), change)
 
     def truncate(self, sequence: Any, length: Any) -> Expectation:
         def change(ok: Any) -> None:
             self._cut(sequence, length)
-            for held in self.kept:
-                held.time -= 1  # undo the step of the call itself
-                held.in_order()
+            for state in self.states:
+                state.time -= 1  # undo the step of the call itself
+                state.order_released()
 
         return self._then(super().truncate(sequence, length), change)
 
     def release_before(self, sequence: Any, position: Any) -> Expectation:
         def change(ok: Any) -> None:
-            for held in self.kept:
+            for held in self.states:
                 held.in_order()
 
         return self._then(super().release_before(sequence, position), change)
@@ -249,23 +258,23 @@ class Prefix(Paged):
 
     def _cut(self, sequence: int, length: int) -> None:
         """Removes the committed tokens from position `length` on."""
-        del self.told[sequence][1][length:]
+        del self.committed[sequence][1][length:]
 
     def length(self, sequence: Any, layer: Any) -> Expectation:
-        began = sequence in self.begun or (self.last == "begin" and sequence in self.touched)
-        if not began or not_in_range(layer, self.layers, "LayerOutOfRange"):
+        is_new = sequence in self.unobserved or (self.last == "begin" and sequence in self.touched)
+        if not is_new or not_in_range(layer, self.layers, "LayerOutOfRange"):
             return super().length(sequence, layer)
-        salt, tokens = self.told[sequence][0], self.begun.get(sequence)
+        salt, tokens = self.committed[sequence][0], self.unobserved.get(sequence)
         if tokens is None:
-            return self._hit({len(self.told[sequence][1]) // self.size}, self.asked, salt, lambda got: None)
-        return self._hit(self._hits(sequence), tokens, salt, lambda got: self._seen(sequence, got // self.size))
+            return self._hit({len(self.committed[sequence][1]) // self.size}, self.last_prompt, salt, lambda got: None)
+        return self._hit(self._hits(sequence), tokens, salt, lambda got: self._observe_hit(sequence, got // self.size))
 
     def gather(self, sequence: Any, layer: Any) -> Expectation:
-        if sequence not in self.begun:
+        if sequence not in self.unobserved:
             return super().gather(sequence, layer)
         counts = {hit * self.size for hit in self._hits(sequence)}
         says = f"{' or '.join(map(str, sorted(counts)))} tokens"
-        then = lambda got: self._seen(sequence, len(got[0]) // self.size)  # noqa: E731
+        then = lambda got: self._observe_hit(sequence, len(got[0]) // self.size)  # noqa: E731
         return AnyOf("PREFIX-01", then, says=says, accepts=lambda got: len(got[0]) in counts)
 
     def refuse(self, wrong: Wrong) -> ExpectedError:
@@ -275,7 +284,7 @@ class Prefix(Paged):
         return refused
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
-        if sequence in self.begun:
+        if sequence in self.unobserved:
             raise ValueError("operations on a sequence before its hit was observed are not modeled")
         return super()._unknown(sequence, layer)
 
@@ -297,4 +306,4 @@ class Prefix(Paged):
         return replace(expected, then=then)
 
 
-TAKING = ("taken", "append", "begin", "fork", "remove")
+ALLOCATING = ("taken", "append", "begin", "fork", "remove")

@@ -29,7 +29,7 @@ class TooManyStates(ValueError):
 
 
 class PrefixIndexState(OwnershipState):
-    """One possible state. found: key -> its copies. released: evictable block -> (time of its release, order within one call).
+    """One possible state. index: key -> its copies. evictable: evictable block -> (time of its release, order within one call).
 
     unsure: evictable blocks that can have been evicted. orphans: whether blocks stay cached when a block before them is evicted;
     None while this is unknown.
@@ -40,8 +40,8 @@ class PrefixIndexState(OwnershipState):
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers)
-        self.found: dict[Key, list[Names]] = {}
-        self.released: dict[int, tuple[int, int]] = {}
+        self.index: dict[Key, list[Names]] = {}
+        self.evictable: dict[int, tuple[int, int]] = {}
         self.unsure: set[int] = set()
         self.hits: dict[int, int] = {}  # sequence -> its hit in blocks, while the hit was not observed
         self.orphans: bool | None = None
@@ -50,8 +50,8 @@ class PrefixIndexState(OwnershipState):
     def copy(self) -> "PrefixIndexState":
         new = super().copy()
         assert isinstance(new, PrefixIndexState)
-        new.found = {key: list(copies) for key, copies in self.found.items()}
-        new.released, new.unsure, new.hits = dict(self.released), set(self.unsure), dict(self.hits)
+        new.index = {key: list(copies) for key, copies in self.index.items()}
+        new.evictable, new.unsure, new.hits = dict(self.evictable), set(self.unsure), dict(self.hits)
         return new
 
     def form(self) -> Any:
@@ -59,14 +59,14 @@ class PrefixIndexState(OwnershipState):
         renamed = self.renamed()
         found = tuple(
             (key, tuple(tuple((renamed[name], self.blocks.get(name)) for name in names) for names in copies))
-            for key, copies in sorted(self.found.items())
+            for key, copies in sorted(self.index.items())
         )
-        order = tuple(sorted((when, renamed[name], name in self.unsure) for name, when in self.released.items()))
+        order = tuple(sorted((when, renamed[name], name in self.unsure) for name, when in self.evictable.items()))
         return super().form(), found, order, tuple(sorted(self.hits.items())), self.orphans
 
     def renamed(self) -> dict[int, int]:
         renamed = super().renamed()
-        for _, copies in sorted(self.found.items()):
+        for _, copies in sorted(self.index.items()):
             for name in chain.from_iterable(copies):
                 renamed.setdefault(name, len(renamed))
         return renamed
@@ -74,7 +74,7 @@ class PrefixIndexState(OwnershipState):
     def parts(self) -> dict[int, list[Key]]:
         """Returns, per block, the keys of the copies that it is part of."""
         found: dict[int, list[Key]] = {}
-        for key, copies in self.found.items():
+        for key, copies in self.index.items():
             for names in copies:
                 for name in names:
                     found.setdefault(name, []).append(key)
@@ -88,80 +88,80 @@ class PrefixIndexState(OwnershipState):
         """Updates which blocks are evictable, and forgets the ids of blocks that no table and no copy lists."""
         listed, parts = self.references(), self.parts()
         self.blocks = {name: block for name, block in self.blocks.items() if name in listed or name in parts}
-        self.released = {name: self.released.get(name, (self.time, 0)) for name in parts if name not in listed}
-        self.unsure &= self.released.keys()
+        self.evictable = {name: self.evictable.get(name, (self.time, 0)) for name in parts if name not in listed}
+        self.unsure &= self.evictable.keys()
 
-    def in_order(self) -> None:
+    def order_released(self) -> None:
         """Orders the blocks that the last call released: later positions are evicted first (PREFIX-08)."""
         parts = self.parts()
-        for name, (time, _) in self.released.items():
+        for name, (time, _) in self.evictable.items():
             if time == self.time:
-                self.released[name] = time, -(len(parts[name][0][1]) // self.size)
+                self.evictable[name] = time, -(len(parts[name][0][1]) // self.size)
         self.time += 1
 
     def outcomes(self) -> Sequence["PrefixIndexState"]:
         """Returns the possible states after a call that can have evicted blocks."""
-        ways = self._evicted(0)
+        ways = self._after_evictions(0)
         for way in ways:
             way.time, way.settled = way.time + 1, way.named
         return ways
 
     def hurried(self, takes: int) -> Sequence["PrefixIndexState"]:
         """Returns further possible states if a call evicts blocks before it frees others."""
-        return self.copy()._evicted(takes) if takes > self.total - self.used() - len(self.released) else []
+        return self.copy()._after_evictions(takes) if takes > self.total - self.used() - len(self.evictable) else []
 
-    def _evicted(self, more: int) -> list["PrefixIndexState"]:
+    def _after_evictions(self, more: int) -> list["PrefixIndexState"]:
         taken = more or self.named > self.settled
-        if taken and self.released and (self.any_order or self.unsure):
-            self._any_may_be_taken(more)
+        if taken and self.evictable and (self.any_order or self.unsure):
+            self._make_unsure(more)
             return [self]
-        while self.released and self.used() + len(self.released) + more > self.total:
-            first = min(self.released.values())
-            among, parts = [name for name, when in self.released.items() if when == first], self.parts()
+        while self.evictable and self.used() + len(self.evictable) + more > self.total:
+            first = min(self.evictable.values())
+            among, parts = [name for name, when in self.evictable.items() if when == first], self.parts()
             if any(parts[name] != parts[among[0]] for name in among):
-                self._any_may_be_taken(more)
+                self._make_unsure(more)
                 return [self]
-            self.lose(among[0])
+            self.evict(among[0])
             if self.orphans is False:
-                self._lose_orphans()
+                self._evict_orphans()
             elif self.orphans is None and self._orphaned():
                 other = self.copy()
                 self.orphans, other.orphans = True, False
-                other._lose_orphans()
-                return self._evicted(more) + other._evicted(more)
+                other._evict_orphans()
+                return self._after_evictions(more) + other._after_evictions(more)
         return [self]
 
-    def _any_may_be_taken(self, more: int) -> None:
-        self.unsure = set(self.released)
+    def _make_unsure(self, more: int) -> None:
+        self.unsure = set(self.evictable)
         if self.used() + more >= self.total:
             for name in sorted(self.unsure):
-                self.lose(name)
+                self.evict(name)
 
-    def lose(self, name: int) -> None:
+    def evict(self, name: int) -> None:
         """Records that a block was evicted: its copies are not cached any more."""
-        for key, copies in list(self.found.items()):
-            self.found[key] = [names for names in copies if name not in names]
+        for key, copies in list(self.index.items()):
+            self.index[key] = [names for names in copies if name not in names]
         self._tidy()
 
-    def lose_copy(self, key: Key, names: Names) -> None:
-        self.found[key].remove(names)
+    def evict_copy(self, key: Key, names: Names) -> None:
+        self.index[key].remove(names)
         self._tidy()
 
     def _tidy(self) -> None:
-        self.found = {key: copies for key, copies in self.found.items() if copies}
+        self.index = {key: copies for key, copies in self.index.items() if copies}
         self.forget()
 
     def _orphaned(self) -> list[Key]:
         """Returns the keys that are cached without a block before them."""
         return [
             (salt, tokens)
-            for salt, tokens in self.found
-            if any((salt, tokens[:length]) not in self.found for length in range(self.size, len(tokens), self.size))
+            for salt, tokens in self.index
+            if any((salt, tokens[:length]) not in self.index for length in range(self.size, len(tokens), self.size))
         ]
 
-    def _lose_orphans(self) -> None:
+    def _evict_orphans(self) -> None:
         for key in self._orphaned():
-            del self.found[key]
+            del self.index[key]
         self._tidy()
 
     def paths(self, keys: Sequence[Key]) -> list[tuple[list[Names], list[Names]]]:
@@ -169,7 +169,7 @@ class PrefixIndexState(OwnershipState):
         going: list[list[Names]] = [[]]
         ended: list[tuple[list[Names], list[Names]]] = []
         for key in keys:
-            copies = self.found.get(key, [])
+            copies = self.index.get(key, [])
             if all(self.unsure & {*names} for names in copies):
                 ended += [(path, copies) for path in going]
             going = [[*path, names] for path in going for names in copies]
@@ -182,27 +182,27 @@ class PrefixIndexState(OwnershipState):
     def begin(self, sequence: int, keys: Sequence[Key], path: list[Names], lost: list[Names], entries: int) -> None:
         """Creates a sequence that shares the blocks of its hit."""
         for names in lost:
-            self.lose_copy(keys[len(path)], names)
+            self.evict_copy(keys[len(path)], names)
         self.tables[sequence] = [list(names) for names in path]
         self.hits[sequence] = len(path)
         self.forget()
         self.extend({sequence: entries - len(path)})
 
-    def known(self, keys: Sequence[Key], hit: int) -> bool:
+    def observe_hit(self, keys: Sequence[Key], hit: int) -> bool:
         """Records that `hit` blocks were found. Returns False if this state does not allow it."""
         if (found := next(((path, lost) for path, lost in self.paths(keys) if len(path) == hit), None)) is None:
             return False
         for names in found[1]:
-            self.lose_copy(keys[hit], names)
+            self.evict_copy(keys[hit], names)
         for key in keys[:hit]:
-            if len(self.found[key]) == 1:
-                self.unsure -= {*self.found[key][0]}
+            if len(self.index[key]) == 1:
+                self.unsure -= {*self.index[key][0]}
         return True
 
     def commits(self, sequence: int, first: int, keys: Sequence[Key]) -> list[list[Names]]:
         """Returns the possible results of a commit: per key, the sequence's own blocks or those of a cached copy."""
         entries = self.tables[sequence][first:]
-        options = [list(dict.fromkeys([tuple(own), *self.found.get(key, [])])) for key, own in zip(keys, entries, strict=False)]
+        options = [list(dict.fromkeys([tuple(own), *self.index.get(key, [])])) for key, own in zip(keys, entries, strict=False)]
         count = 1
         for each in options:
             count *= len(each)
@@ -213,7 +213,7 @@ class PrefixIndexState(OwnershipState):
     def commit(self, sequence: int, first: int, keys: Sequence[Key], chosen: list[Names]) -> None:
         for entry, (key, names) in enumerate(zip(keys, chosen, strict=True), first):
             self.tables[sequence][entry] = list(names)
-            copies = self.found.setdefault(key, [])
+            copies = self.index.setdefault(key, [])
             if names not in copies:
                 copies.append(names)
 
@@ -226,7 +226,7 @@ class PrefixIndexState(OwnershipState):
 
     def see(self, sequence: int, layer: int, blocks: list[int]) -> None:
         for name in [name for name in self.unsure if self.blocks.get(name) in blocks]:
-            self.lose(name)
+            self.evict(name)
         super().see(sequence, layer, blocks)
 
 
@@ -250,13 +250,13 @@ def follows(key: Key, other: Key) -> bool:
     return key[0] == other[0] and len(key[1]) > len(other[1]) and key[1][: len(other[1])] == other[1]
 
 
-def no_tokens(tokens: Sequence[Any]) -> Wrong:
+def invalid_tokens(tokens: Sequence[Any]) -> Wrong:
     return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
 
 
-def same(one: list[list[Token]], other: list[list[Token]]) -> bool:
+def same_bits(tokens: list[list[Token]], other: list[list[Token]]) -> bool:
     """Returns whether tokens read back as the same bits in every layer."""
-    pairs = (pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True))
+    pairs = (pair for a, b in zip(tokens, other, strict=True) for pair in zip(a, b, strict=True))
     return all(
         np.array_equal(x.values.view(np.uint32), y.values.view(np.uint32)) for (a, b) in pairs for x, y in zip(a, b, strict=True)
     )

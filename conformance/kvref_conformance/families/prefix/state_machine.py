@@ -45,31 +45,31 @@ class PrefixStateMachine(PagedStateMachine):
         super().new(**sizes)
 
     @property
-    def known(self) -> Prefix:
+    def prefix_model(self) -> Prefix:
         found = self.model
         assert isinstance(found, Prefix)
         return found
 
-    def computed(self, tokens: list[int], layer: int, positions: range) -> tuple[NDArray, NDArray]:
+    def compute(self, tokens: list[int], layer: int, positions: range) -> tuple[NDArray, NDArray]:
         return pair_of_content(tokens[positions.start : positions.stop], layer, positions, *self.shape)
 
-    def written(self, sequence: int, count: int) -> list[int]:
+    def tokens_to_commit(self, sequence: int, count: int) -> list[int]:
         """Returns the tokens to commit for a sequence: its prompt where the written rows belong to it, otherwise new tokens."""
-        model, tokens = self.known, list(self.known.told[sequence][1])
+        model, tokens = self.prefix_model, list(self.prefix_model.committed[sequence][1])
         plan = self.plans.get(sequence, [])
         for position in range(len(tokens), count):
-            if not self.belongs(sequence, plan, position):
+            if not self.follows_prompt(sequence, plan, position):
                 self.fresh += 1
-            tokens.append(plan[position] if self.belongs(sequence, plan, position) else self.fresh)
+            tokens.append(plan[position] if self.follows_prompt(sequence, plan, position) else self.fresh)
         return tokens[: max(count, 0)] if model else []
 
-    def belongs(self, sequence: int, plan: list[int], position: int) -> bool:
+    def follows_prompt(self, sequence: int, plan: list[int], position: int) -> bool:
         if position >= len(plan):
             return False
-        for layer, here in enumerate(self.known.sequences[sequence]):
+        for layer, here in enumerate(self.prefix_model.sequences[sequence]):
             if position < len(here.tokens):
-                ((wanted,), _) = stored(*self.computed(plan, layer, range(position, position + 1)), self.known.dtype)
-                if any((part.values != held.values).any() for part, held in zip(wanted, here.tokens[position], strict=True)):
+                ((wanted,), _) = stored(*self.compute(plan, layer, range(position, position + 1)), self.prefix_model.dtype)
+                if any((want.values != part.values).any() for want, part in zip(wanted, here.tokens[position], strict=True)):
                     return False
         return True
 
@@ -79,51 +79,51 @@ class PrefixStateMachine(PagedStateMachine):
     )
     def begin(self, branch: int, count: int, salt: str, drop: bool, fill: bool) -> None:
         """Serves a prompt as an engine does: begins it, writes the tokens after the hit, and commits all."""
-        if len(self.known.sequences) > 2:
+        if len(self.prefix_model.sequences) > 2:
             self.call("drop", self.objects[0], sequence=self.sequence(branch))
         tokens = prompt(branch, count * self.stride)
-        if len(self.known.sequences) < self.subject.size("sequences", 99):
-            begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
-            if begun is not None:
-                self.plans[begun] = tokens
+        if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
+            sequence = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+            if sequence is not None:
+                self.plans[sequence] = tokens
                 if fill:
-                    self.serve(begun, len(tokens))
+                    self.serve(sequence, len(tokens))
                 if drop and self.going:
-                    self.call("drop", self.objects[0], sequence=begun)
+                    self.call("drop", self.objects[0], sequence=sequence)
 
     begin_more = begin
 
     def serve(self, sequence: int, count: int) -> None:
         tokens = self.plans.get(sequence, [])[:count]
         for layer in range(self.layers):
-            length = len(self.known.sequences[sequence][layer].tokens)
+            length = len(self.prefix_model.sequences[sequence][layer].tokens)
             if length < len(tokens):
-                keys, values = self.computed(tokens, layer, range(length, len(tokens)))
+                keys, values = self.compute(tokens, layer, range(length, len(tokens)))
                 self.ask("write", self.objects[0], sequence=sequence, layer=layer, start=length, keys=keys, values=values)
-        self.commit_what_is_there(sequence, count)
+        self.commit_all(sequence, count)
 
-    def commit_what_is_there(self, sequence: int, count: int) -> None:
-        shortest = min(len(layer.tokens) for layer in self.known.sequences[sequence])
-        self.call("commit", self.objects[0], sequence=sequence, tokens=self.written(sequence, min(count, shortest)))
+    def commit_all(self, sequence: int, count: int) -> None:
+        shortest = min(len(layer.tokens) for layer in self.prefix_model.sequences[sequence])
+        self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens_to_commit(sequence, min(count, shortest)))
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=st.integers(0, LONG), wrong=st.sampled_from((0, 0, 0, 0, 1, 2, 3)))
     def commit(self, which: int, count: int, wrong: int) -> None:
-        told = one_of((sequence for sequence, (_, tokens) in self.known.told.items() if tokens), which)
+        committed = one_of((sequence for sequence, (_, tokens) in self.prefix_model.committed.items() if tokens), which)
         sequence, count = self.sequence(which), count * self.stride
         if wrong == 3:
-            if told is None:
+            if committed is None:
                 return  # no sequence has committed tokens
-            sequence = told
-        if sequence not in self.known.sequences:
+            sequence = committed
+        if sequence not in self.prefix_model.sequences:
             self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
         elif not wrong:
-            self.commit_what_is_there(sequence, count)
+            self.commit_all(sequence, count)
         elif wrong == 1 and self.subject.limits.switch(self.family, "tables_alone"):
             return  # it does not know the number of tokens
         else:
-            there = self.written(sequence, min(len(layer.tokens) for layer in self.known.sequences[sequence]))
-            middle = len(self.known.told[sequence][1]) // 2
+            there = self.tokens_to_commit(sequence, min(len(layer.tokens) for layer in self.prefix_model.sequences[sequence]))
+            middle = len(self.prefix_model.committed[sequence][1]) // 2
             tokens = {1: [*there, 1], 2: [*there[:count], -1], 3: [*there[:middle], FRESH, *there[middle + 1 :]]}
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
 
@@ -136,16 +136,16 @@ class PrefixStateMachine(PagedStateMachine):
     )
     def say_otherwise(self, which: int, back: int, how: str, kind: str) -> None:
         """Commits other tokens after committed ones were truncated or removed, or for a fork, where this raises."""
-        told = {sequence for sequence, (_, tokens) in self.known.told.items() if tokens}
-        if (sequence := one_of(told, which)) is None:
+        committed = {sequence for sequence, (_, tokens) in self.prefix_model.committed.items() if tokens}
+        if (sequence := one_of(committed, which)) is None:
             return
-        length = len(self.known.told[sequence][1])
+        length = len(self.prefix_model.committed[sequence][1])
         start = max(0, length - back)
         if how == "fork":
-            if len(self.known.sequences) < self.subject.size("sequences", 99):
+            if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
                 child = self.call("fork", self.objects[0], sequence=sequence)
                 if child is not None:
-                    tokens = [*self.known.told[sequence][1][:start], FRESH]
+                    tokens = [*self.prefix_model.committed[sequence][1][:start], FRESH]
                     self.call("commit", self.objects[0], sequence=child, tokens=tokens)
             return
         args = {"length": start} if how == "truncate" else {"start": start, "stop": length}
@@ -153,7 +153,7 @@ class PrefixStateMachine(PagedStateMachine):
         shape = (self.layers, 1, *self.shape)
         keys, values = pair(self.source, shape, kind)
         self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
-        self.commit_what_is_there(sequence, length)
+        self.commit_all(sequence, length)
 
     @precondition(lambda self: self.objects)
     @rule(branch=BRANCH, count=st.integers(0, LONG), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
@@ -164,7 +164,7 @@ class PrefixStateMachine(PagedStateMachine):
     @precondition(lambda self: self.objects)
     @rule(all=st.booleans())
     def reset(self, all: bool) -> None:
-        for sequence in list(self.known.sequences) if all else []:
+        for sequence in list(self.prefix_model.sequences) if all else []:
             self.call("drop", self.objects[0], sequence=sequence)
         self.call("reset", self.objects[0])
 
@@ -178,7 +178,7 @@ def asked(call: ModelCall) -> tuple[Prefix, int]:
     """Returns the model before begin, and the number of blocks of the hit."""
     model: Prefix = call.model
     keys = model.chain(call.args["tokens"][:-1], call.args.get("salt", ""))
-    return model, max(len(path) for held in model.kept for path, _ in held.paths(keys))
+    return model, max(len(path) for possible in model.states for path, _ in possible.paths(keys))
 
 
 @state("prefix", "begin")
@@ -190,13 +190,13 @@ def a_prompt_is_found_in_part(call: ModelCall) -> bool:
 @state("prefix", "begin")
 def what_is_found_lies_in_free_blocks(call: ModelCall) -> bool:
     model, hit = asked(call)
-    return hit > 0 and any(held.released for held in model.kept)
+    return hit > 0 and any(possible.evictable for possible in model.states)
 
 
 @state("prefix", "begin", "write", "ensure_capacity")
 def a_block_that_could_be_found_is_taken(call: ModelCall) -> bool:
     model: Prefix = call.model
-    return bool(model.free) and all(len(held.released) == model.total - held.used() for held in model.kept)
+    return bool(model.free) and all(len(possible.evictable) == model.total - possible.used() for possible in model.states)
 
 
 @state("prefix", "begin", raising="OutOfBlocks")
@@ -208,23 +208,23 @@ def a_prompt_that_is_found_does_not_fit(call: ModelCall) -> bool:
 def a_block_that_can_be_found_is_written_over(call: ModelCall) -> bool:
     model: Prefix = call.model
     sequence, start = call.args["sequence"], call.args["start"]
-    return call.tokens > 0 and start < len(model.told[sequence][1]) // model.size * model.size
+    return call.tokens > 0 and start < len(model.committed[sequence][1]) // model.size * model.size
 
 
 @state("prefix", "drop")
 def a_sequence_whose_blocks_can_be_found_is_dropped(call: ModelCall) -> bool:
     model: Prefix = call.model
-    return len(model.told[call.args["sequence"]][1]) >= model.size
+    return len(model.committed[call.args["sequence"]][1]) >= model.size
 
 
 @state("prefix", "commit")
 def what_is_committed_is_there_already(call: ModelCall) -> bool:
     model: Prefix = call.model
-    salt, told = model.told[call.args["sequence"]]
-    more = model.chain(call.args["tokens"], salt)[len(told) // model.size :]
-    return any(key in held.found for held in model.kept for key in more)
+    salt, committed = model.committed[call.args["sequence"]]
+    more = model.chain(call.args["tokens"], salt)[len(committed) // model.size :]
+    return any(key in possible.index for possible in model.states for key in more)
 
 
 @state("prefix", "reset")
 def something_is_forgotten(call: ModelCall) -> bool:
-    return any(held.found for held in call.model.kept)
+    return any(possible.index for possible in call.model.states)
