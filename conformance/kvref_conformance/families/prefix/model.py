@@ -243,8 +243,8 @@ class Prefix(Paged):
 
     def release_before(self, sequence: Any, position: Any) -> Expectation:
         def change(ok: Any) -> None:
-            for held in self.states:
-                held.in_order()
+            for state in self.states:
+                state.order_released()
 
         return self._then(super().release_before(sequence, position), change)
 
