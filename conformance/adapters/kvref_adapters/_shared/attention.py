@@ -45,6 +45,22 @@ def check_one_projection(keys: Any, values: Any, config: Mapping[str, Any]) -> N
         raise NotOffered("rejecting other shapes or dtypes of keys and values: one projection produces both")
 
 
+def join_heads(tokens: Any, heads: int, dim: int, xp: Any) -> Any:
+    """Return tokens [batch, heads, tokens, dim] as [batch, tokens, heads * dim], the form before a projection.
+
+    Arrays of other ranks are returned unchanged. Raises NotOffered for wrong shapes that this conversion would make valid.
+    xp: the library's functions `swapaxes` and `reshape`.
+    """
+    if tokens.ndim != 4:
+        if tokens.ndim == 3 and tokens.shape[-1] == heads * dim:
+            raise NotOffered("rejecting tokens without a head axis, which the layer accepts")
+        return tokens
+    batch, its_heads, count, its_dim = tokens.shape
+    if its_heads * its_dim == heads * dim and its_heads != heads:
+        raise NotOffered("rejecting another split into heads of the same total width")
+    return xp.reshape(xp.swapaxes(tokens, 1, 2), (batch, count, its_heads * its_dim))
+
+
 def check_queries(query: Any, keys: Any, config: Mapping[str, Any]) -> None:
     """Raise ShapeMismatch unless there is one query for each new key, as a model computes both."""
     count, heads, dim = len(keys), config["num_kv_heads"], config["head_dim"]

@@ -2,14 +2,19 @@
 
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from kvref.canary import Canary, sized
+from kvref_canary.files import huggingface as files
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
+
+Model = TypeVar("Model")
 
 
 class EngineAdapter(ABC):
@@ -38,3 +43,21 @@ class EngineAdapter(ABC):
     @abstractmethod
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> Any:
         """Return the engine with this canary. folder: an empty folder for the canary's files, deleted after this call returns."""
+
+
+def write_canary(canary: Canary, folder: Path) -> None:
+    """Write the canary in float32 as Hugging Face's folder."""
+    files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
+
+
+def load_once(load: Callable[[Canary, Path], Model]) -> Callable[[Canary, Path], Model]:
+    """Decorator of a function that loads a canary, for models without state: the model of a canary is loaded once and shared."""
+    models: dict[Canary, Model] = {}
+
+    @wraps(load)
+    def load_or_reuse(canary: Canary, folder: Path) -> Model:
+        if canary not in models:
+            models[canary] = load(canary, folder)
+        return models[canary]
+
+    return load_or_reuse

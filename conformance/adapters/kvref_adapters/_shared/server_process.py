@@ -15,8 +15,7 @@ import httpx
 
 from kvref.canary import BOS, FIRST_WORD, Canary
 from kvref_adapters._shared import die_with_parent
-from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_canary.files import huggingface as files
+from kvref_adapters._shared.canary_files import EngineAdapter, write_canary
 from kvref_canary.server.errors import ServerError
 from kvref_canary.server.url import Address
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
@@ -129,8 +128,3 @@ class ServerProcess:
         lines = self._said.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
         raise RuntimeError(f"the server did not start; its last output: {last}")
-
-
-def write_canary(canary: Canary, folder: Path) -> None:
-    """Write the canary in float32 as Hugging Face's folder."""
-    files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))

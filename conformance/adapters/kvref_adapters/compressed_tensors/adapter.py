@@ -19,7 +19,7 @@ from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from transformers import DynamicCache, LlamaConfig
 
 from kvref.errors import ConfigError, PositionOutOfRange, ShapeMismatch
-from kvref_adapters._shared.torch_rows import E4M3FN, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
+from kvref_adapters._shared.torch_arrays import E4M3FN, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import NotOffered
 

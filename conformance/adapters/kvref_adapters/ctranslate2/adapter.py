@@ -9,8 +9,7 @@ import ctranslate2
 from ctranslate2.converters import TransformersConverter
 
 from kvref.canary import Canary
-from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_canary.files import huggingface as files
+from kvref_adapters._shared.canary_files import EngineAdapter, load_once, write_canary
 from kvref_canary.files.vocabulary import vocabulary
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 
@@ -47,14 +46,10 @@ class CTranslate2Engine(WholePrompts):
         return [list(result.sequences_ids[0]) for result in said]
 
 
-_MODELS: dict[Canary, Any] = {}
-
-
+@load_once
 def _model(canary: Canary, folder: Path) -> Any:
-    """The canary in float32, converted by CTranslate2's own converter. It keeps no state between calls, so it is shared."""
-    if canary not in _MODELS:
-        files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
-        with tempfile.TemporaryDirectory(prefix="canary-ctranslate2") as made:
-            TransformersConverter(str(folder)).convert(made, force=True)
-            _MODELS[canary] = ctranslate2.Generator(made, compute_type="float32", inter_threads=1, intra_threads=1)
-    return _MODELS[canary]
+    """The canary in float32, converted by CTranslate2's own converter."""
+    write_canary(canary, folder)
+    with tempfile.TemporaryDirectory(prefix="canary-ctranslate2") as converted:
+        TransformersConverter(str(folder)).convert(converted, force=True)
+        return ctranslate2.Generator(converted, compute_type="float32", inter_threads=1, intra_threads=1)

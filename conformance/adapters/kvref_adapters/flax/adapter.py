@@ -18,6 +18,7 @@ from flax import linen, nnx
 from flax.errors import ScopeParamShapeError
 
 from kvref.errors import ConfigError, DtypeMismatch, ShapeMismatch
+from kvref_adapters._shared.attention import join_heads
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
@@ -77,7 +78,7 @@ class FlaxLayer(ABC):
         return int(self._held()[0].shape[1])
 
     def append(self, keys: Any, values: Any) -> None:
-        flat = [self._side_by_side(part) for part in (keys, values)]
+        flat = [join_heads(part, *self._heads, jnp) for part in (keys, values)]
         try:
             self._call(*flat)
         except (ScopeParamShapeError, ArithmeticError, AssertionError, IndexError, TypeError, ValueError) as error:
@@ -90,21 +91,6 @@ class FlaxLayer(ABC):
     def read(self) -> tuple[Any, Any]:
         keys, values = self.raw()
         return keys[:, :, : self.seq_len], values[:, :, : self.seq_len]
-
-    def _side_by_side(self, tokens: Any) -> Any:
-        """Return tokens [batch, heads, tokens, dim] as [batch, tokens, heads * dim], the form before a projection.
-
-        Arrays of other ranks are returned unchanged. Raises NotOffered for wrong shapes that this conversion would make valid.
-        """
-        heads, dim = self._heads
-        if tokens.ndim != 4:
-            if tokens.ndim == 3 and tokens.shape[-1] == heads * dim:
-                raise NotOffered("rejecting tokens without a head axis, which the layer accepts")
-            return tokens
-        batch, its_heads, count, its_dim = tokens.shape
-        if its_heads * its_dim == heads * dim and its_heads != heads:
-            raise NotOffered("rejecting another split into heads of the same total width")
-        return tokens.swapaxes(1, 2).reshape(batch, count, its_heads * its_dim)
 
 
 def _as_it_came(projected: Any, given: Any) -> Any:

@@ -6,27 +6,21 @@ IQ4_NL is not included: gguf has only its `dequantize`, and a row is judged toge
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import QuantError, dequantize, quantize
 
 from kvref.errors import ConfigError
+from kvref_adapters._shared.arrays import NumpyArrays
 from kvref_conformance.implementation_api import Level
 
 
-class Gguf:
+class Gguf(NumpyArrays):
     name = "gguf"
     version = version("gguf")
     language = "python"
     project = "gguf"
     level: Level = "exact"  # the source promises "bit-exact same results as reference implementation"
     formats = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
-
-    def asarray(self, values: Any) -> Any:
-        return np.array(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array
 
     def rows(self) -> "Gguf":
         return self

@@ -12,7 +12,7 @@ import torch
 from hqq.core.quantize import Quantizer
 
 from kvref.errors import ConfigError
-from kvref_adapters._shared.torch_rows import TorchRows
+from kvref_adapters._shared.torch_arrays import TorchRows
 
 
 class Hqq(TorchRows):

@@ -15,6 +15,15 @@ from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import CannotRun
 
 
+def import_keras(backend: str) -> Any:
+    """Import Keras on a backend. Raises CannotRun if it is already imported on another."""
+    os.environ["KERAS_BACKEND"] = backend  # set before Keras is imported
+    keras = import_module("keras")
+    if keras.backend.backend() != backend:
+        raise CannotRun(f"Keras already uses the backend {keras.backend.backend()}")
+    return keras
+
+
 class KerasAttention:
     version = version("keras")
     language = "python"
@@ -24,11 +33,7 @@ class KerasAttention:
     backend = ""
 
     def __init__(self) -> None:
-        os.environ["KERAS_BACKEND"] = self.backend  # set before Keras is imported
-        self._keras = import_module("keras")
-        if self._keras.backend.backend() != self.backend:
-            raise CannotRun(f"Keras already uses the backend {self._keras.backend.backend()}")
-        self._ops = self._keras.ops
+        self._ops = import_keras(self.backend).ops
 
     def asarray(self, values: Any) -> Any:
         return self._ops.convert_to_tensor(values.copy())

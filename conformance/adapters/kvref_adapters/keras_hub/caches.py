@@ -5,15 +5,16 @@ them, as KerasHub's models do. The returned array, a new one in each call, is wh
 layer's projections run, so that their input checks and output dtypes count, but their results are replaced by the given tokens.
 """
 
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 from kvref.errors import CapacityExceeded, ConfigError, ShapeMismatch
+from kvref_adapters._shared.attention import join_heads
+from kvref_adapters.keras.adapter import import_keras
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import CannotRun, NotOffered
+from kvref_conformance.outcome import NotOffered
 
 LONGEST = 2048  # tokens; the buffers have their final size from the start
 
@@ -30,10 +31,7 @@ class KerasHubCaches:
     backend = ""
 
     def __init__(self) -> None:
-        os.environ["KERAS_BACKEND"] = self.backend  # set before Keras is imported
-        self._keras = import_module("keras")
-        if self._keras.backend.backend() != self.backend:
-            raise CannotRun(f"Keras already uses the backend {self._keras.backend.backend()}")
+        self._keras = import_keras(self.backend)
         self._layer = import_module("keras_hub").layers.CachedMultiHeadAttention
 
     def asarray(self, values: Any) -> Any:
@@ -70,7 +68,7 @@ class KerasHubLayer:
             object.__setattr__(self._layer, name, self._through(getattr(self._layer, name)))
 
     def append(self, keys: Any, values: Any) -> None:
-        flat = [self._side_by_side(part) for part in (keys, values)]
+        flat = [join_heads(part, *self._heads, self._ops) for part in (keys, values)]
         try:
             _, cache = self._layer(flat[0], flat[1], flat[0], cache=self._cache, cache_update_index=self.seq_len)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
@@ -91,21 +89,6 @@ class KerasHubLayer:
             return self._ops.reshape(self._ops.cast(given, projected.dtype), projected.shape)
 
         return as_it_came
-
-    def _side_by_side(self, tokens: Any) -> Any:
-        """Return tokens [batch, heads, tokens, dim] as [batch, tokens, heads * dim], the form before a projection.
-
-        Arrays of other ranks are returned unchanged. Raises NotOffered for wrong shapes that this conversion would make valid.
-        """
-        heads, dim = self._heads
-        if tokens.ndim != 4:
-            if tokens.ndim == 3 and tokens.shape[-1] == heads * dim:
-                raise NotOffered("rejecting tokens without a head axis, which the layer accepts")
-            return tokens
-        batch, its_heads, count, its_dim = tokens.shape
-        if its_heads * its_dim == heads * dim and its_heads != heads:
-            raise NotOffered("rejecting another split into heads of the same total width")
-        return self._ops.reshape(self._ops.swapaxes(tokens, 1, 2), (batch, count, its_heads * its_dim))
 
 
 class KerasHubCachedOnJax(KerasHubCaches):

@@ -13,8 +13,7 @@ import keras
 import keras_hub
 
 from kvref.canary import Canary
-from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_canary.files import huggingface as files
+from kvref_adapters._shared.canary_files import EngineAdapter, load_once, write_canary
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 
 
@@ -43,15 +42,11 @@ class KerasHubEngine(WholePrompts):
         return [row[len(prompt) :][:count].tolist() for row, prompt in zip(np.asarray(said), prompts, strict=True)]
 
 
-_MODELS: dict[Canary, Any] = {}
-
-
+@load_once
 def _model(canary: Canary, folder: Path) -> Any:
-    """The canary in float32, loaded by KerasHub from Hugging Face's folder. It keeps no state between calls, so it is shared."""
-    if canary not in _MODELS:
-        windowed = any(canary.windows)
-        files.write(folder, files.made(canary, "mistral" if windowed else "llama", "float32"))
-        model = keras_hub.models.MistralCausalLM if windowed else keras_hub.models.Llama3CausalLM
-        _MODELS[canary] = model.from_preset(str(folder), preprocessor=None, dtype="float32")
-        _MODELS[canary].compile(sampler="greedy")
-    return _MODELS[canary]
+    """The canary in float32, loaded by KerasHub from Hugging Face's folder."""
+    write_canary(canary, folder)
+    kind = keras_hub.models.MistralCausalLM if any(canary.windows) else keras_hub.models.Llama3CausalLM
+    model = kind.from_preset(str(folder), preprocessor=None, dtype="float32")
+    model.compile(sampler="greedy")
+    return model

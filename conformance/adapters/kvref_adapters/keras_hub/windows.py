@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from kvref_adapters._shared.torch_arrays import OneThreadTorch
+
 os.environ.setdefault("KERAS_BACKEND", "torch")  # set before Keras is imported
 
 import keras
@@ -27,29 +29,17 @@ from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
 from keras_hub.src.models.qwen3.qwen3_decoder import Qwen3TransformerDecoder
 
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_one_projection, check_queries, check_sizes
-from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 CONTEXT = 512  # the size of each cache in tokens
 Mask = Callable[[int, Any, int], Any]  # arguments: number of queries, the cache, the position of the first query
 
 
-class _KerasHubWindows(ABC):
+class _KerasHubWindows(OneThreadTorch, ABC):
     version = f"{keras_hub.__version__}, keras {keras.__version__} on {keras.backend.backend()}"
     language = "python"
     project = "keras-hub"
-    level: Level = "exact"
-    formats = ("float32",)
     limits: ClassVar[Mapping[str, Any]] = WINDOW_LIMITS
-
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
     def windowed(self, **config: Any) -> "KerasHubWindowLayer":
         check_sizes(config)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import xllamacpp.xllamacpp
 
+from kvref_adapters._shared.arrays import NumpyArrays
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
@@ -21,7 +22,7 @@ BLOCK = 32
 BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "iq4_nl": 18}  # bytes per block
 
 
-class LlamaCppRows:
+class LlamaCppRows(NumpyArrays):
     name = "llama.cpp-rows"
     version = f"{version('xllamacpp')} (xllamacpp)"
     language = "c++"
@@ -30,12 +31,6 @@ class LlamaCppRows:
     formats = tuple(BYTES)
     limits: ClassVar[Mapping[str, Any]] = {"rows": {"dtype": "float32", "width": {"multiple_of": BLOCK}}}
     quantizer = "quantize_row_{}"
-
-    def asarray(self, values: Any) -> Any:
-        return np.array(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array
 
     def rows(self) -> "LlamaCppRows":
         return self

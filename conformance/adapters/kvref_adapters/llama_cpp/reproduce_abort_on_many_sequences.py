@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from kvref.canary import sized
-from kvref_adapters.llama_cpp.c_api import LlamaContext, LlamaModel  # the functions of llama.h
+from kvref_adapters.llama_cpp.engine import LlamaContext, LlamaModel  # the functions of llama.h
 from kvref_canary.files import gguf
 from kvref_conformance.outcome import CannotRun
 

@@ -12,7 +12,7 @@ import xllamacpp
 
 from kvref.canary import Canary
 from kvref_adapters._shared.server_process import ServerAdapter
-from kvref_adapters.llama_cpp.c_api import VERSION
+from kvref_adapters.llama_cpp.engine import VERSION
 from kvref_canary.files import gguf
 from kvref_conformance.outcome import NotOffered
 

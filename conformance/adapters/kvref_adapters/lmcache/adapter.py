@@ -16,7 +16,7 @@ import torch
 
 from kvref.errors import OutOfBlocks, PositionOutOfRange, integer
 from kvref_adapters._shared.import_stubs import install_stubs
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.torch_arrays import TorchArrays
 from kvref_conformance.outcome import NotOffered
 
 if "lmcache" not in sys.modules:
@@ -26,19 +26,12 @@ BYTES = 4096  # per block; addresses are multiples of it
 SHAPE = torch.Size([BYTES])
 
 
-class LMCacheAllocators:
+class LMCacheAllocators(TorchArrays):
     version = version("lmcache")
     language = "python"
     project = "lmcache"
-    level: Level = "exact"
     formats = ()
     limits: ClassVar[dict[str, Any]] = {"num_blocks": {"least": 1}}
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
 
 class LMCachePages(LMCacheAllocators):

@@ -6,22 +6,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.arrays import NumpyArrays
 
 
-class MlDtypes:
+class MlDtypes(NumpyArrays):
     name = "ml_dtypes"
     version = version("ml_dtypes")
     language = "c++"
     project = "ml_dtypes"
-    level: Level = "exact"
     formats = ("float8_e4m3fn", "float8_e5m2", "bfloat16")
-
-    def asarray(self, values: Any) -> Any:
-        return np.array(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array
 
     def elements(self) -> "MlDtypes":
         return self

@@ -17,32 +17,22 @@ from importlib.metadata import version
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.base import create_attention_mask, create_causal_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, ChunkedKVCache, ConcatenateKVCache, KVCache, RotatingKVCache
 
 from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
+from kvref_adapters.mlx.adapter import Mlx
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 
-class MlxLm:
+class MlxLm(Mlx):
     version = version("mlx-lm")
     language = "python"
     project = "mlx-lm"
     level: Level = "exact"
     formats = ("float32",)  # a cache takes the dtype of the first tokens
-
-    def __init__(self) -> None:
-        mx.set_default_device(mx.cpu)
-
-    def asarray(self, values: Any) -> Any:
-        values = np.asarray(values)
-        return mx.array(values, dtype=mx.float64 if values.dtype == np.float64 else None)
-
-    def to_numpy(self, array: Any) -> Any:
-        return np.array(array)
 
 
 class MlxLmKV(MlxLm):

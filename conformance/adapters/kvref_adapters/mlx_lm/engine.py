@@ -22,9 +22,8 @@ from mlx_lm.utils import load_model
 
 from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, SequenceNotFound, in_range
-from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_adapters._shared.server_process import ServerAdapter, write_canary
-from kvref_canary.files import huggingface as files
+from kvref_adapters._shared.canary_files import EngineAdapter, write_canary
+from kvref_adapters._shared.server_process import ServerAdapter
 from kvref_conformance.outcome import NotOffered
 
 PIECE = 16  # prefill chunk in tokens: shorter than the judge's prompts
@@ -70,7 +69,7 @@ class MlxLmRotatingSessions(MlxLmSessions):
 
 def load(canary: Canary, folder: Path) -> Any:
     """The canary in float32, loaded by mlx-lm from Hugging Face's folder."""
-    files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
+    write_canary(canary, folder)
     return load_model(folder)[0]
 
 

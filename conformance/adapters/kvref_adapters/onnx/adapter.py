@@ -16,8 +16,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError
 
 from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
+from kvref_adapters._shared.arrays import NumpyArrays
 from kvref_adapters._shared.onnx_nodes import OnnxGrowingCache, OnnxNodeKernels, OnnxNodeWindows, OnnxOperators
-from kvref_conformance.implementation_api import Level
 
 TO = {
     "float8_e4m3fn": TensorProto.FLOAT8E4M3FN, "float8_e5m2": TensorProto.FLOAT8E5M2,
@@ -42,18 +42,10 @@ def _evaluator(model: bytes) -> Any:
     return ReferenceEvaluator(model)
 
 
-class _OnnxReference:
+class _OnnxReference(NumpyArrays):
     version = onnx.__version__
     language = "python"
     project = "onnx"
-    level: Level = "exact"
-    formats: tuple[str, ...] = ("float32",)
-
-    def asarray(self, values: Any) -> Any:
-        return np.array(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array
 
 
 class OnnxCast(_OnnxReference):

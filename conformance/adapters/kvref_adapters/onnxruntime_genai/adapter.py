@@ -13,8 +13,7 @@ from onnxruntime_genai.models import builder
 
 from kvref.canary import Canary
 from kvref.errors import CapacityExceeded, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range
-from kvref_adapters._shared.canary_files import EngineAdapter
-from kvref_canary.files import huggingface as files
+from kvref_adapters._shared.canary_files import EngineAdapter, load_once, write_canary
 
 
 class OnnxRuntimeGenAI(EngineAdapter):
@@ -87,19 +86,12 @@ class OnnxRuntimeGenAIEngine:
         return self._generators[session]
 
 
-_MODELS: dict[Canary, Any] = {}
-
-
+@load_once
 def _model(canary: Canary, folder: Path) -> Any:
-    """The canary in float32, built by onnxruntime_genai's own model builder.
-
-    It keeps no state between sessions, so it is shared.
-    """
-    if canary not in _MODELS:
-        files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
-        with tempfile.TemporaryDirectory(prefix="canary-onnx") as made:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                asked = ("", str(folder), made, "fp32", "cpu", made)
-                builder.create_model(*asked, **builder.parse_extra_options(*asked, []))
-            _MODELS[canary] = onnxruntime_genai.Model(made)
-    return _MODELS[canary]
+    """The canary in float32, built by onnxruntime_genai's own model builder."""
+    write_canary(canary, folder)
+    with tempfile.TemporaryDirectory(prefix="canary-onnx") as built:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            options = ("", str(folder), built, "fp32", "cpu", built)
+            builder.create_model(*options, **builder.parse_extra_options(*options, []))
+        return onnxruntime_genai.Model(built)

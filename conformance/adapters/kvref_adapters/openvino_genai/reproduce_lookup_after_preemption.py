@@ -4,7 +4,7 @@ import openvino as ov
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
 from kvref.canary import Canary
-from kvref_adapters.openvino_genai.llama_graph import llama_graph
+from kvref_adapters.openvino_genai.adapter import llama_graph
 
 ov.save_model(llama_graph(Canary()), "openvino_model.xml", compress_to_fp16=False)
 words = [[start + number % 48 for number in range(112)] for start in (4, 64, 124)]  # a period, repeated

@@ -6,7 +6,7 @@ import openvino as ov
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
 from kvref.canary import Canary
-from kvref_adapters.openvino_genai.llama_graph import llama_graph
+from kvref_adapters.openvino_genai.adapter import llama_graph
 
 ov.save_model(llama_graph(Canary()), "openvino_model.xml", compress_to_fp16=False)
 Path("generation_config.json").write_text('{"eos_token_id": 2}')

@@ -4,7 +4,7 @@ import openvino as ov
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
 from kvref.canary import Oracle, sized
-from kvref_adapters.openvino_genai.llama_graph import llama_graph
+from kvref_adapters.openvino_genai.adapter import llama_graph
 
 canary = sized(num_layers=2, num_kv_heads=2, num_query_heads=4, head_dim=64, context=128, period=32)
 ov.save_model(llama_graph(canary), "openvino_model.xml", compress_to_fp16=False)

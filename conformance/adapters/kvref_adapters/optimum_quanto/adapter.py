@@ -22,7 +22,7 @@ from optimum.quanto import (
 )
 
 from kvref.errors import ConfigError
-from kvref_adapters._shared.torch_rows import E4M3FN, E5M2, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
+from kvref_adapters._shared.torch_arrays import E4M3FN, E5M2, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
 
 QTYPES = {INT8: qint8, E4M3FN: qfloat8_e4m3fn, E5M2: qfloat8_e5m2}
 

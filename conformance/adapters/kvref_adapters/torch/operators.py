@@ -24,23 +24,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.torch_arrays import OneThreadTorch, TorchArrays
 
 
-class _Torch:
+class _Torch(OneThreadTorch):
     version = str(torch.__version__)
     project = "torch"
-    level: Level = "exact"
-    formats = ("float32",)
-
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
 
 class TorchSdpa(_Torch):
@@ -127,22 +116,9 @@ def _attended(query: Any, keys: Any, values: Any, attend: Callable[..., Any]) ->
         raise (DtypeMismatch if "dtype" in str(error) else ShapeMismatch)(str(error)) from error
 
 
-class TorchIndexCopy:
+class TorchIndexCopy(_Torch):
     name = "torch-kernels"
-    version = str(torch.__version__)
     language = "c++"
-    project = "torch"
-    level: Level = "exact"
-    formats = ("float32",)
-
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
     def kernels(self) -> "TorchIndexCopy":
         return self
@@ -199,19 +175,12 @@ def _in_our_words(error: Exception) -> Exception:
     return ShapeMismatch(said)
 
 
-class TorchFloat8:
+class TorchFloat8(TorchArrays):
     name = "torch-float8"
     version = str(torch.__version__)
     language = "c++"
     project = "torch"
-    level: Level = "exact"
     formats = ("float8_e4m3fn", "float8_e5m2")
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
     def elements(self) -> "TorchFloat8":
         return self

@@ -24,7 +24,7 @@ from torchao.quantization import Float8Tensor, Int8Tensor, PerRow
 from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, dequantize_affine, quantize_affine
 
 from kvref.errors import ConfigError, DtypeMismatch
-from kvref_adapters._shared.torch_rows import E4M3FN, E5M2, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
+from kvref_adapters._shared.torch_arrays import E4M3FN, E5M2, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.oracle.formats import PLAIN
 

@@ -1,6 +1,7 @@
 """Adapter of torchtune's KVCache as a contiguous cache of one layer: `update`, `size` and `reset`, and its two buffers.
 
 Only the file of the cache is loaded: the whole package needs an old torchao, the cache only torch. A cache has its final size
+from kvref_adapters._shared.torch_arrays import OneThreadTorch
 from the start, so `capacity` is the size of its buffers. Its `update` raises ValueError and AssertionError, which are mapped to
 the specification's errors.
 """
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvref.errors import CapacityExceeded, ConfigError, DtypeMismatch, ShapeMismatch
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.torch_arrays import OneThreadTorch
 from kvref_conformance.outcome import NotOffered
 
 
@@ -29,24 +30,13 @@ def _loaded(file: str) -> Any:
 KVCache = _loaded("torchtune/modules/kv_cache.py").KVCache
 
 
-class TorchtuneKV:
+class TorchtuneKV(OneThreadTorch):
     name = "torchtune"
     version = version("torchtune")
     language = "python"
     project = "torchtune"
-    level: Level = "exact"
-    formats = ("float32",)
     # the capacity is always the maximum length
     limits: ClassVar[Mapping[str, Any]] = {"initial_capacity": {"least": 4096}, "max_seq_len": {"most": 4096}}
-
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
     def contiguous(self, **config: Any) -> "TorchtuneLayer":
         return TorchtuneLayer(**config)

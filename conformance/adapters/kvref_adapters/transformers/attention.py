@@ -23,22 +23,14 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_forward
 
 from kvref.errors import ShapeMismatch
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.torch_arrays import TorchArrays
 from kvref_conformance.outcome import NotOffered
 
 
-class _TransformersAttention:
+class _TransformersAttention(TorchArrays):
     version = transformers.__version__
     language = "python"
     project = "transformers"
-    level: Level = "exact"
-    formats = ("float32",)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
 
 class TransformersEager(_TransformersAttention):

@@ -41,23 +41,15 @@ from transformers.masking_utils import create_chunked_causal_mask, create_slidin
 
 from kvref.errors import CapacityExceeded, DtypeMismatch, NotTruncatable, PositionOutOfRange, RowOutOfRange, ShapeMismatch
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
-from kvref_adapters._shared.torch_rows import E4M3FN, TorchRows
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.torch_arrays import E4M3FN, TorchArrays, TorchRows
 from kvref_conformance.outcome import NotOffered
 
 
-class _TransformersCaches:
+class _TransformersCaches(TorchArrays):
     version = transformers.__version__
     language = "python"
     project = "transformers"
-    level: Level = "exact"
     formats = ("float32",)  # a cache stores the given dtype without a cast
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
 
 class TransformersDynamic(_TransformersCaches):
@@ -301,19 +293,12 @@ class TransformersTiers(TransformersQuantizedCache):
 LONGEST = 2**20  # the maximum length that a static cache is given; it allocates memory for its window only
 
 
-class _TransformersWindows:
+class _TransformersWindows(TorchArrays):
     version = transformers.__version__
     language = "python"
     project = "transformers"
-    level: Level = "exact"
     formats = ("float32",)  # a cache stores the given dtype without a cast
     limits: ClassVar[Mapping[str, Any]] = WINDOW_LIMITS
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
 
 class TransformersWindow(_TransformersWindows):

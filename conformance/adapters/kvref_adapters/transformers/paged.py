@@ -47,7 +47,7 @@ from kvref.errors import (
     ShapeMismatch,
 )
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.torch_arrays import TorchArrays
 from kvref_conformance.outcome import NotOffered
 
 FULL_ATTENTION = "full_attention"
@@ -55,12 +55,11 @@ SMALLEST_PAGE = 4  # tokens: the minimum in BOUNDS of its initialization
 LARGEST_TOKEN = 2**31  # token ids are int32
 
 
-class TransformersPaged:
+class TransformersPaged(TorchArrays):
     name = "transformers-paged"
     version = transformers.__version__
     language = "python"
     project = "transformers"
-    level: Level = "exact"
     formats = ("float32",)  # keys and values must have the cache's dtype: it does not cast
     # head_dim: the pool is a number of sectors of a multiple of 128 bytes; with this limit each block is one sector.
     limits: ClassVar[dict[str, Any]] = {
@@ -77,12 +76,6 @@ class TransformersPaged:
 
     def prefix(self, **sizes: Any) -> "TransformersPrefixes":
         return TransformersPrefixes(**sizes)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
 
 class TransformersRequests:
@@ -294,24 +287,17 @@ SLIDING_ATTENTION = "sliding_attention"
 PAGE = 4  # tokens: the minimum of its initialization
 
 
-class TransformersPagedWindow:
+class TransformersPagedWindow(TorchArrays):
     name = "transformers-paged-window"
     version = transformers.__version__
     language = "python"
     project = "transformers"
-    level: Level = "exact"
     formats = ("float32",)  # keys and values must have the cache's dtype: it does not cast
     # the model's limit: rotary embedding rotates pairs
     limits: ClassVar[Mapping[str, Any]] = {**WINDOW_LIMITS, "head_dim": {"multiple_of": 2}}
 
     def windowed(self, **config: Any) -> "TransformersPagedWindowLayer":
         return TransformersPagedWindowLayer(config)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
 
 class TransformersPagedWindowLayer:

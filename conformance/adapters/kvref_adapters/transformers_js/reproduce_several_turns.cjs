@@ -1,5 +1,5 @@
 // transformers.js with a canary. First run `kvref canary make canary`, and write the result of
-// kvref_adapters.transformers_js.onnx_graph.onnx_model(Canary()) to canary/onnx/model.onnx
+// kvref_adapters.transformers_js.engine.onnx_model(Canary()) to canary/onnx/model.onnx
 const { AutoModelForCausalLM, DynamicCache, Tensor, env } = require("@huggingface/transformers");
 
 async function turns(masked) {

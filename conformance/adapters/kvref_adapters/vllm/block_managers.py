@@ -39,12 +39,11 @@ from numbers import Real
 from threading import get_ident
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 import kvref_adapters.vllm.import_stubs  # noqa: F401 - before vLLM
 from kvref.errors import ConfigError, InUse, KeyNotFound, OutOfBlocks
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.arrays import NumpyArrays
 from kvref_conformance.outcome import NotOffered
 
 from vllm.sampling_params import SamplingParams  # isort: skip
@@ -61,20 +60,13 @@ NULL = 1  # blocks that the pool reserves
 HASHED = 16  # tokens per hash; nothing is hashed here
 
 
-class VllmManaged:
+class VllmManaged(NumpyArrays):
     """Attributes that vLLM's managers share."""
 
     version = version("vllm")
     language = "python"
     project = "vllm"
-    level: Level = "exact"
     formats = ("float32", "float16", "bfloat16")
-
-    def asarray(self, values: Any) -> Any:
-        return np.array(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array
 
 
 class VllmBlocks(VllmManaged):

@@ -16,18 +16,17 @@ from x_transformers.autoregressive_wrapper import modify_cached_kv
 from x_transformers.x_transformers import Attention, LayerIntermediates
 
 from kvref.errors import DtypeMismatch, ShapeMismatch
-from kvref_conformance.implementation_api import Level
+from kvref_adapters._shared.torch_arrays import TorchArrays
 from kvref_conformance.outcome import NotOffered
 
 
-class XTransformersGrouped:
+class XTransformersGrouped(TorchArrays):
     """Attention with grouped query heads."""
 
     name = "x-transformers-grouped"
     version = version("x-transformers")
     language = "python"
     project = "x-transformers"
-    level: Level = "exact"
     formats = ("float32",)  # a cache takes the given dtype
     limits: ClassVar[Mapping[str, Any]] = {"group_size": {"least": 2}, "num_kv_heads": {"least": 2}}
     flash = False
@@ -35,12 +34,6 @@ class XTransformersGrouped:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
-
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
 
     def attention(self) -> "XTransformersAttention":
         return XTransformersAttention(self.flash)

@@ -1,4 +1,4 @@
-"""Helpers of row quantizer adapters on PyTorch: array conversion, and codes as the judge reads them."""
+"""Base classes of adapters on PyTorch, which convert arrays, and the codes of row quantizers as the judge reads them."""
 
 from typing import Any
 
@@ -8,6 +8,24 @@ import torch
 from kvref_conformance.implementation_api import Level
 
 INT8, E4M3FN, E5M2 = "int8", "float8_e4m3fn", "float8_e5m2"
+
+
+class TorchArrays:
+    level: Level = "exact"
+    formats: tuple[str, ...] = ("float32",)
+
+    def asarray(self, values: Any) -> Any:
+        return torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.numpy()
+
+
+class OneThreadTorch(TorchArrays):
+    """For matrices so small that synchronizing threads costs more than they save."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
 
 
 class TorchRows:

@@ -1,19 +1,16 @@
 """Adapters of ONNX Runtime's kernels on a CPU: of standard ONNX operators, and of its own attention operators.
 
-Adapters of ONNX Runtime's kernels of standard ONNX operators, on a CPU: casts, access by slot, attention, and a cache.
-
 E4M3FN is cast with the default options, and E5M2 with `saturate=0`, which keeps infinities: a KV cache would use both. Each
 combination of types and each scale is a graph of its own. The adapter validates nothing.
 
-Adapters of ONNX Runtime's own operators GroupQueryAttention and MultiHeadAttention, on a CPU, over past and new tokens.
-
-As a cache, past and present grow, and the last output `present` is the only state. As attention, the new tokens are the last of
-the given tokens, as many as there are queries. GroupQueryAttention receives them in a buffer that is longer than the tokens, as
-in a server. If there are more queries than tokens, each of which sees all tokens, they are passed one by one.
+GroupQueryAttention and MultiHeadAttention attend over past and new tokens. As a cache, past and present grow, and the last output
+`present` is the only state. As attention, the new tokens are the last of the given tokens, as many as there are queries.
+GroupQueryAttention receives them in a buffer that is longer than the tokens, as in a server. If there are more queries than
+tokens, each of which sees all tokens, they are passed one by one.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -22,10 +19,11 @@ import onnxruntime
 from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, InvalidGraph, RuntimeException
 
-from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
+from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch, SlotOutOfRange
 from kvref_adapters._shared import onnx_nodes
+from kvref_adapters._shared.arrays import NumpyArrays
+from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
 from kvref_adapters._shared.onnx_nodes import OnnxGrowingCache, OnnxNodeKernels, OnnxOperators
-from kvref_conformance.implementation_api import Level
 from kvref_conformance.outcome import NotOffered
 
 TO = {
@@ -55,18 +53,10 @@ def _session(model: bytes) -> Any:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-class OnnxRuntime:
+class OnnxRuntime(NumpyArrays):
     version = onnxruntime.__version__
     language = "c++"
     project = "onnxruntime"
-    level: Level = "exact"
-    formats: tuple[str, ...] = ("float32",)
-
-    def asarray(self, values: Any) -> Any:
-        return np.array(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array
 
 
 class OnnxRuntimeCast(OnnxRuntime):
@@ -273,3 +263,107 @@ def _states(array: Any) -> Any:
     if array.ndim != 4:
         return array
     return np.swapaxes(array, 1, 2).reshape(len(array), array.shape[2], math.prod(array.shape[1::2]))
+
+
+class OnnxRuntimeWindow(OnnxRuntime):
+    """GroupQueryAttention with `local_window_size`, whose outputs are all tokens, past and new.
+
+    The caller passes all tokens in again, so stored tokens, reads and truncation are not offered.
+    """
+
+    name = "onnxruntime-window"
+    limits: ClassVar[Mapping[str, Any]] = {**WINDOW_LIMITS, "head_dim": {"multiple_of": 8}}
+
+    def windowed(self, **config: Any) -> "OnnxRuntimeWindowLayer":
+        return OnnxRuntimeWindowLayer(config)
+
+
+class OnnxRuntimeWindowLayer:
+    def __init__(self, config: dict[str, Any]) -> None:
+        check_sizes(config)
+        self._config = config
+        self._past = [np.zeros((1, config["num_kv_heads"], 0, config["head_dim"]), np.float32)] * 2
+
+    @property
+    def length(self) -> int:
+        return int(self._past[0].shape[2])
+
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
+        check_queries(query, keys, self._config)
+        out, *self._past = _window_step(query, keys, values, scale, self._past, self.length, self._config["window"])
+        return out.reshape(query.shape)
+
+
+def _window_step(
+    query: Any, keys: Any, values: Any, scale: float, past: list[Any], length: int, window: int, **attributes: int
+) -> list[Any]:  # fmt: skip
+    past_key, past_value = past
+    total = length + len(keys)
+    return OnnxOperators(run)(
+        "GroupQueryAttention", PRESENT, DOMAIN,
+        query=query.reshape(1, len(query), -1), key=keys.reshape(1, len(keys), -1), value=values.reshape(1, len(values), -1),
+        past_key=past_key, past_value=past_value, seqlens_k=np.array([total - 1], np.int32),
+        total_sequence_length=np.array([total], np.int32), num_heads=query.shape[1], kv_num_heads=past_key.shape[1],
+        scale=float(scale), local_window_size=window, **attributes,
+    )  # fmt: skip
+
+
+class OnnxRuntimeWindowCache(OnnxRuntime):
+    """GroupQueryAttention with `sliding_window_cache`: a buffer of the window's size, which drops one token in each step.
+
+    The caller counts the tokens and passes the last output buffer in again. Which position is in which row, and when tokens can
+    be truncated, is computed as the operator's documentation defines it (`L(T)`). The contents and what a query sees are judged.
+    """
+
+    name = "onnxruntime-window-cache"
+    limits: ClassVar[Mapping[str, Any]] = {**WINDOW_LIMITS, "head_dim": {"multiple_of": 8}}
+    room = 0
+
+    def windowed(self, **config: Any) -> "OnnxRuntimeWindowBuffer":
+        return OnnxRuntimeWindowBuffer(config, self.room)
+
+
+class OnnxRuntimeWindowCacheRoom(OnnxRuntimeWindowCache):
+    """With room for one token more: it drops two tokens in every second step."""
+
+    name = "onnxruntime-window-cache-room"
+    room = 1
+
+
+class OnnxRuntimeWindowBuffer:
+    def __init__(self, config: dict[str, Any], room: int) -> None:
+        check_sizes(config)
+        self._config, self._capacity = config, config["window"] + room
+        self._past = [np.zeros((1, config["num_kv_heads"], self._capacity, config["head_dim"]), np.float32)] * 2
+        self.length = 0
+
+    @property
+    def stored_tokens(self) -> int:
+        return self._held(self.length)
+
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
+        check_queries(query, keys, self._config)
+        past, window = self._past, self._config["window"]
+        out, *self._past = _window_step(query, keys, values, scale, past, self.length, window, sliding_window_cache=1)
+        self.length += len(keys)
+        return out.reshape(query.shape)
+
+    def read(self, positions: Sequence[int]) -> tuple[Any, Any]:
+        first = self.length - self._held(self.length)
+        if any(not first <= position < self.length for position in positions):
+            raise PositionOutOfRange(f"position: expected positions in [{first}, {self.length}), got {list(positions)}")
+        rows = [int(position) - first for position in positions]
+        keys, values = (np.swapaxes(array[0], 0, 1)[rows] for array in self._past)
+        return keys, values
+
+    def truncate(self, length: int) -> None:
+        if not 0 <= length <= self.length:
+            raise PositionOutOfRange(f"length: expected an integer in [0, {self.length}], got {length}")
+        if self._held(length) != self._held(self.length) - (self.length - length):
+            raise NotTruncatable(f"cannot truncate to {length}: L({length}) differs from the number of rows that remain")
+        self.length = int(length)
+
+    def _held(self, tokens: int) -> int:
+        """L(T), the number of tokens in the buffer, as the documentation of GroupQueryAttention defines it."""
+        excess, least = tokens - self._capacity, self._capacity - self._config["window"] + 1
+        return tokens if excess <= 0 else tokens - least * -(-excess // least)
