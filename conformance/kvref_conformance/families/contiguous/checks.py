@@ -558,7 +558,7 @@ def append_content(
         written.up_to(stream, 0, positions.stop)
 
 
-def assert_content(cache: ObjectProxy, streams: Sequence[NDArray | int], count: int, written: WrittenContent) -> None:
+def assert_cache_contains(cache: ObjectProxy, streams: Sequence[NDArray | int], count: int, written: WrittenContent) -> None:
     """Raises Broken unless row i contains the first `count` tokens of stream i (`streams` can name a stream per position)."""
     keys, values = cache.read()
     for b, stream in enumerate(streams):
@@ -578,7 +578,7 @@ def append_fills_buffers_to_their_last_token(subject: Subject) -> None:
             for stop in (min(capacity, end), min(capacity + 1, end)):  # the token after the capacity makes the buffer grow
                 if stop > at:
                     append_content(cache, [0] * config["batch_size"], range(at, stop), written)
-                    assert_content(cache, [0], stop, written)
+                    assert_cache_contains(cache, [0], stop, written)
                     at = stop
             capacity = max(1, 2 * capacity)
 
@@ -592,7 +592,7 @@ def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
         stop = min(at + count, cache.config["max_seq_len"])
         append_content(cache, streams, range(at, stop), written, fused=not count % 2)
         at = stop
-    assert_content(cache, streams, at, written)
+    assert_cache_contains(cache, streams, at, written)
 
 
 @check("LAW-18", "contiguous")
@@ -610,4 +610,4 @@ def reorder_of_long_beams_moves_every_token(subject: Subject) -> None:
         order = [(3 * row + time) // 2 % batch for row in range(batch)]
         cache.reorder(order)
         streams = streams[order]
-        assert_content(cache, list(streams), at, written)
+        assert_cache_contains(cache, list(streams), at, written)

@@ -40,7 +40,7 @@ KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS, ROTATED, STATIC)
 PLACES = (SYMMETRIC, AFFINE, STATIC, ROTATED, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
 
 
-def supported_formats(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
+def formats_of_kinds(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
     """Returns the formats of `among` that it stores with an allowed head_dim. Raises NotOffered if there is none."""
     supported = (name for name in among if supports(subject, "dtype", name))
     dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in supported}
@@ -52,7 +52,7 @@ def supported_formats(subject: Subject, among: tuple[str, ...] = SCALED) -> list
 
 def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, count: int = 1) -> list[str]:
     """Returns `count` random formats of each kind, at least one in all."""
-    supported = supported_formats(subject)
+    supported = formats_of_kinds(subject)
     among = [[name for name in supported if name in kind] for kind in kinds]
     drawn = [subject.rng.permutation(len(each))[:count] for each in among]
     return [names[at] for names, indices in zip(among, drawn, strict=True) for at in indices] or supported[:1]
@@ -191,7 +191,7 @@ def write_of_values_that_a_format_cannot_store_raises(subject: Subject) -> None:
 def new_with_a_head_dim_that_is_no_multiple_of_a_group_raises(subject: Subject) -> None:
     tried = [
         (name, dim)
-        for name in sample_formats(subject, supported_formats(subject, IN_GROUPS))
+        for name in sample_formats(subject, formats_of_kinds(subject, IN_GROUPS))
         for dim in (group_of(name) + 1, group_of(name) // 2)
         if supports(subject, "head_dim", dim)
     ]
@@ -259,7 +259,7 @@ def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None
 def remove_with_theta_raises_if_a_format_cannot_store_the_keys(subject: Subject) -> None:
     """Rotation makes a number of a pair 1.38 times as large, which is beyond float32."""
     subject.need(sequences=1)
-    for name in supported_formats(subject, (*SYMMETRIC, *AFFINE)):
+    for name in formats_of_kinds(subject, (*SYMMETRIC, *AFFINE)):
         cache = with_room(subject, 4, dtype=name, head_dim=6)
         heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
         if dim % 2:

@@ -533,7 +533,7 @@ def append_to_layers_of_different_length_keeps_their_scales(subject: Subject) ->
                     append_content(cache, layer, 0, range(start, start + more), written)
                     ends[layer] += more
         for layer, end in enumerate(ends):
-            assert_content(subject, cache, layer, {0, 16, 17, 64, 127, 128, 255, 256, 257, end - 1} & {*range(end)}, written)
+            assert_cache_contains(subject, cache, layer, {0, 16, 17, 64, 127, 128, 255, 256, 257, end - 1} & {*range(end)}, written)
 
 
 def append_content(cache: ObjectProxy, layer: int, stream: int, positions: range, written: WrittenContent) -> None:
@@ -541,7 +541,7 @@ def append_content(cache: ObjectProxy, layer: int, stream: int, positions: range
     written.up_to(stream, layer, positions.stop)
 
 
-def assert_content(subject: Subject, cache: ObjectProxy, layer: int, positions: set[int], written: WrittenContent) -> None:
+def assert_cache_contains(subject: Subject, cache: ObjectProxy, layer: int, positions: set[int], written: WrittenContent) -> None:
     """Raises Broken unless the tokens of stream 0 are read at these positions."""
     ordered = sorted(positions)
     keys, values = (

@@ -402,7 +402,7 @@ def caches_in_formats(subject: Subject, **sizes: int) -> Iterator[WindowedFixtur
         yield WindowedFixture(subject, dtype=name, head_dim=dim_of(name), **{"window": 5} | sizes)
 
 
-def assert_reads(session: WindowedFixture) -> None:
+def assert_reads_as(session: WindowedFixture) -> None:
     """Raises Broken unless every position that the next query sees reads as the format stores it."""
     session.look("length")
     needed, format = session.model.needed(), session.model.dtype
@@ -417,7 +417,7 @@ def append_replaces_tokens_and_their_scales(subject: Subject) -> None:
         window = session.model.window
         for count, factor in ((3, 1.0), (window, LOUD), (1, 1 / LOUD), (2 * window, 1.0), (2, LOUD)):
             session.append(count, factor)
-            assert_reads(session)
+            assert_reads_as(session)
 
 
 @check("WIN-10a", "windowed")
@@ -428,12 +428,12 @@ def truncate_removes_the_scales_of_a_draft(subject: Subject) -> None:
         length, draft = len(session), min(2, session.model.rollback)
         session.append(draft, LOUD)
         session.cache.truncate(length)
-        assert_reads(session)
+        assert_reads_as(session)
         session.append(draft, 1 / LOUD)
-        assert_reads(session)
+        assert_reads_as(session)
         session.cache.clear()
         session.append(2, LOUD)
-        assert_reads(session)
+        assert_reads_as(session)
 
 
 @check("WIN-10b", "windowed")
@@ -452,7 +452,7 @@ def step_uses_the_values_that_read_returns(subject: Subject) -> None:
             before, positions = cache.read(old), [*old, *new_positions]
             query, scale = session.query(count)
             got = shaped(cache.step(query, *session.random(count), scale), query.shape, f"attention of {count} tokens")
-            assert_reads(session)
+            assert_reads_as(session)
             keys, values = (np.concatenate(both) for both in zip(before, cache.read(new_positions), strict=True))
             views = [np.array([positions.index(each) for each in model.seen(position)]) for position in new_positions]
             rotated = model.dtype in ROTATED
@@ -473,7 +473,7 @@ def append_of_non_finite_tokens_changes_nothing(subject: Subject) -> None:
                     session.cache.append(keys, values)
                 with raises("NonFinite"):
                     session.cache.step(query, keys, values, 1.0)
-            assert_reads(session)
+            assert_reads_as(session)
 
 
 @check("WIN-10d", "windowed")
@@ -621,15 +621,15 @@ def overwrite_ring(
         cache.append(*pair_of_content(0, 0, range(at, at + count), written.heads, written.dim))
         at += count
         written.up_to(0, 0, at)
-        assert_content(cache, at, written)
+        assert_cache_contains(cache, at, written)
         if config["rollback"] and count > 1:
             cache.append(*pair_of_content(1, 0, range(at, at + config["rollback"]), written.heads, written.dim))
             written.up_to(1, 0, at + config["rollback"])
             cache.truncate(at)
-            assert_content(cache, at, written)
+            assert_cache_contains(cache, at, written)
 
 
-def assert_content(cache: ObjectProxy, length: int, written: WrittenContent) -> None:
+def assert_cache_contains(cache: ObjectProxy, length: int, written: WrittenContent) -> None:
     """Raises Broken unless `read` returns every token that the next query sees."""
     assert_equal(cache.length, length, "length")
     needed = [int(at) for at in view(cache, length) if at < length]
