@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvref_bench.comparison import Contender
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 
 BLOCK_SIZE = 16
 QUANTIZERS = {  # row quantizers: name in the judge -> the package that provides it
@@ -30,7 +30,7 @@ QUANTIZERS = {  # row quantizers: name in the judge -> the package that provides
 }
 
 
-def here(*packages: str) -> bool:
+def are_installed(*packages: str) -> bool:
     try:
         return all(find_spec(package) for package in packages)
     except ModuleNotFoundError:  # raised if the parent package of a dotted name is missing
@@ -38,7 +38,7 @@ def here(*packages: str) -> bool:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_import() -> Iterator[None]:
     """Suppress the messages of a library during its import."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -49,19 +49,19 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def of_kernel(title: str, rows: Any, how: Any) -> list[Contender]:
+def kernel_contenders(title: str, rows: Any, how: Any) -> list[Contender]:
     """Return the third-party entries of a kernel's contest, on NumPy's `rows`."""
-    found = list(_plain(title, rows, how))
+    found = list(_plain_contenders(title, rows, how))
     if title == "quantize int8":
-        found += _int8(rows)
+        found += _int8_contenders(rows)
     if title.startswith(("quantize", "dequantize")):
-        found += _quantizers(title, rows, how.name)
+        found += _quantizer_contenders(title, rows, how.name)
     if title.startswith(("encode", "decode")):
-        found += _float8(title, rows, how)
+        found += _float8_contenders(title, rows, how)
     return found
 
 
-def _plain(title: str, rows: Any, slots: Any) -> Iterator[Contender]:
+def _plain_contenders(title: str, rows: Any, slots: Any) -> Iterator[Contender]:
     out = np.ones_like(rows)
 
     def assigned() -> None:
@@ -74,7 +74,7 @@ def _plain(title: str, rows: Any, slots: Any) -> Iterator[Contender]:
     if title.startswith("gather"):
         yield Contender("memcpy, a block at a time", one_by_one)
         yield Contender("numpy: store[slots]", lambda: rows[slots])
-        if here("torch"):
+        if are_installed("torch"):
             import torch
 
             store, index = torch.from_numpy(rows), torch.from_numpy(slots)
@@ -86,14 +86,14 @@ def _plain(title: str, rows: Any, slots: Any) -> Iterator[Contender]:
         yield Contender("numpy: store[slots] = rows", assigned)
 
 
-def _int8(rows: Any) -> Iterator[Contender]:
+def _int8_contenders(rows: Any) -> Iterator[Contender]:
     def in_numpy() -> object:
         scale = np.maximum(np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127), np.float32(2**-23))
         quotient = rows / scale
         return np.trunc(quotient + np.copysign(np.float32(0.49999997), quotient)).astype(np.int8), scale
 
     yield Contender("the same, written in numpy", in_numpy)
-    if not here("torch"):
+    if not are_installed("torch"):
         return
     import torch
 
@@ -107,13 +107,13 @@ def _int8(rows: Any) -> Iterator[Contender]:
     yield Contender("the same, in eager torch", in_torch)
 
 
-def _quantizers(title: str, rows: Any, format: str) -> Iterator[Contender]:
+def _quantizer_contenders(title: str, rows: Any, format: str) -> Iterator[Contender]:
     """Return each quantizer through the adapter that the judge uses."""
     for name, package in QUANTIZERS.items():
-        if not here(package):
+        if not are_installed(package):
             continue
-        with quiet():
-            quantizer: Any = load(name)
+        with quiet_import():
+            quantizer: Any = load_implementation(name)
             if format not in quantizer.formats:
                 continue
             given = quantizer.asarray(rows)
@@ -121,34 +121,36 @@ def _quantizers(title: str, rows: Any, format: str) -> Iterator[Contender]:
         if title.startswith("quantize"):
             yield Contender(name, partial(quantizer.quantize, given, format))
         else:
-            yield Contender(name, partial(_read, quantizer, stored, rows.shape[-1], format))
+            yield Contender(name, partial(_read_back, quantizer, stored, rows.shape[-1], format))
 
 
-def _read(quantizer: Any, stored: Any, width: int, format: str) -> None:
+def _read_back(quantizer: Any, stored: Any, width: int, format: str) -> None:
     """Dequantize and convert to NumPy, for MLX computes nothing until the result is read."""
     quantizer.to_numpy(quantizer.dequantize(*stored, width, format))
 
 
-def _float8(title: str, values: Any, name: str) -> Iterator[Contender]:
-    if here("ml_dtypes"):
+def _float8_contenders(title: str, values: Any, name: str) -> Iterator[Contender]:
+    if are_installed("ml_dtypes"):
         import ml_dtypes
 
         dtype = getattr(ml_dtypes, name)
-        yield Contender("ml_dtypes", _cast(values.astype(dtype), np.float32) if "decode" in title else _cast(values, dtype))
+        yield Contender(
+            "ml_dtypes", _cast_function(values.astype(dtype), np.float32) if "decode" in title else _cast_function(values, dtype)
+        )
 
 
-def _cast(values: Any, dtype: Any) -> Callable[[], object]:
+def _cast_function(values: Any, dtype: Any) -> Callable[[], object]:
     out = np.ones(values.shape, dtype)
     return lambda: np.copyto(out, values, casting="unsafe")
 
 
 def transformers_caches(context: int, token: Any, room: int) -> Iterator[Contender]:
     """Appending `token` [batch, heads, 1, dim] at a context, in transformers' caches."""
-    if not here("torch", "transformers"):
+    if not are_installed("torch", "transformers"):
         return
     import torch
 
-    with quiet():
+    with quiet_import():
         from transformers import DynamicCache, LlamaConfig, QuantizedCache, StaticCache
 
     one = torch.from_numpy(token)
@@ -169,14 +171,14 @@ def transformers_caches(context: int, token: Any, room: int) -> Iterator[Contend
         static.update(one, one, 0)
 
     yield Contender("transformers StaticCache", step)
-    if here("optimum.quanto"):
+    if are_installed("optimum.quanto"):
         quantized = QuantizedCache("quanto", config, nbits=4, residual_length=128)
         quantized.update(filled, filled, 0)
         yield Contender("transformers QuantizedCache, 4 bits", lambda: quantized.update(one, one, 0))
 
 
 def transformers_prefill(tokens: Any) -> Iterator[Contender]:
-    if not here("torch", "transformers"):
+    if not are_installed("torch", "transformers"):
         return
     import torch
     from transformers import DynamicCache
@@ -187,7 +189,7 @@ def transformers_prefill(tokens: Any) -> Iterator[Contender]:
 
 def transformers_fork(tokens: int, heads: int, dim: int) -> Iterator[Contender]:
     """Copy a prompt's cache to continue from it twice, as the documentation of transformers does."""
-    if not here("torch", "transformers"):
+    if not are_installed("torch", "transformers"):
         return
     import torch
     from transformers import DynamicCache
@@ -197,11 +199,11 @@ def transformers_fork(tokens: int, heads: int, dim: int) -> Iterator[Contender]:
     yield Contender("transformers: copy.deepcopy(cache)", lambda: copy.deepcopy(cache))
 
 
-def of_window(window: int, position: int, heads: int, dim: int, *, attends: bool) -> Iterator[Contender]:
+def window_contenders(window: int, position: int, heads: int, dim: int, *, attends: bool) -> Iterator[Contender]:
     """Store one more token in a full window and, if `attends`, attend over it with the attention of torch or MLX."""
-    if here("torch"):
+    if are_installed("torch"):
         yield from _torch_windows(window, position, (1, heads, 1, dim), attends)
-    if here("mlx", "mlx_lm"):
+    if are_installed("mlx", "mlx_lm"):
         yield from _mlx_window(window, position, (1, heads, 1, dim), attends)
 
 
@@ -217,8 +219,8 @@ def _torch_windows(window: int, position: int, shape: tuple[int, ...], attends: 
         return ring[0], ring[1]
 
     ways: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {"torch: two slices of a ring assigned": assigned}
-    if here("transformers"):
-        with quiet():
+    if are_installed("transformers"):
+        with quiet_import():
             from transformers.cache_utils import DynamicSlidingWindowLayer, StaticSlidingWindowLayer
 
         for layer in DynamicSlidingWindowLayer(window), StaticSlidingWindowLayer(position, window):

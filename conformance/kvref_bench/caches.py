@@ -14,20 +14,20 @@ import kvref
 from kvref.array import Array
 from kvref_bench import baselines
 from kvref_bench.comparison import Comparison, Contender
-from kvref_bench.kernels import place_of
+from kvref_bench.kernels import machine_of
 
 HEADS, DIM = 8, 128
 CONTEXTS = (1024, 8192, 32768)
 SEQUENCES = 64
-ROOM = 4096  # room for tokens after the context, summed over a batch
-PREFILL = 4096
-MIGRATED = 64
+ROOM_TOKENS = 4096  # room for tokens after the context, summed over a batch
+PREFILL_TOKENS = 4096
+MIGRATED_TOKENS = 64
 LAYERS = 32
-STEPS = 512  # more than a contest runs
+DECODE_STEPS = 512  # more than a contest runs
 SHAPE = f"{HEADS} x {DIM}"
 
 
-def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Comparison]:
+def cache_contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Comparison]:
     """Yield the contests whose title is wanted, one at a time."""
     makers: dict[str, Callable[[str], Comparison]] = {
         **{f"append a token at {context // 1024}k": partial(_append, backends, context, 1) for context in CONTEXTS},
@@ -47,18 +47,18 @@ def _random(*shape: int) -> Any:
 
 
 def _entry(cache: str, backend: kvref.Backend, run: Callable[[], object]) -> Contender:
-    return Contender(f"kvref {cache}{' ' if cache else ''}{backend.name}", run, place_of(backend))
+    return Contender(f"kvref {cache}{' ' if cache else ''}{backend.name}", run, machine_of(backend))
 
 
 def _append(backends: list[kvref.Backend], context: int, batch: int, title: str) -> Comparison:
     token = _random(batch, HEADS, 1, DIM)
     ours = [_entry("", backend, _appending(backend, context, backend.asarray(token))) for backend in backends]
-    theirs = [*_slices(context, token), *(baselines.transformers_caches(context, token, ROOM) if batch == 1 else ())]
+    theirs = [*_slices(context, token), *(baselines.transformers_caches(context, token, ROOM_TOKENS) if batch == 1 else ())]
     return Comparison(title, SHAPE, 4 * token.nbytes, ours + theirs)
 
 
 def _appending(backend: kvref.Backend, context: int, token: Array) -> Callable[[], object]:
-    longest = context + ROOM // token.shape[0]
+    longest = context + ROOM_TOKENS // token.shape[0]
     cache = kvref.ContiguousCache(kvref.ContiguousConfig(HEADS, DIM, longest, token.shape[0], longest), backend)
     cache.advance(context)
 
@@ -75,7 +75,7 @@ def _slices(context: int, token: Any) -> Iterator[Contender]:
     """Yield the baseline: two slice assignments without any check."""
 
     def assigning(zeros: Callable[[tuple[int, ...]], Any], one: Any) -> Callable[[], object]:
-        longest = context + ROOM // token.shape[0]
+        longest = context + ROOM_TOKENS // token.shape[0]
         shape = (token.shape[0], HEADS, longest, DIM)
         keys, values, end = zeros(shape), zeros(shape), [context]
 
@@ -88,14 +88,14 @@ def _slices(context: int, token: Any) -> Iterator[Contender]:
         return step
 
     yield Contender("numpy: two slices assigned", assigning(lambda shape: np.zeros(shape, np.float32), token))
-    if baselines.here("torch"):
+    if baselines.are_installed("torch"):
         import torch
 
         yield Contender("torch: two slices assigned", assigning(torch.zeros, torch.from_numpy(token)))
 
 
 def _prefill(backends: list[kvref.Backend], title: str) -> Comparison:
-    tokens = _random(1, HEADS, PREFILL, DIM)
+    tokens = _random(1, HEADS, PREFILL_TOKENS, DIM)
     rows = np.ascontiguousarray(tokens[0].transpose(1, 0, 2))
     entries = []
     for backend in backends:
@@ -105,7 +105,7 @@ def _prefill(backends: list[kvref.Backend], title: str) -> Comparison:
 
 
 def _filling(backend: kvref.Backend, tokens: Array) -> Callable[[], object]:
-    cache = kvref.ContiguousCache(kvref.ContiguousConfig(HEADS, DIM, PREFILL, 1, PREFILL), backend)
+    cache = kvref.ContiguousCache(kvref.ContiguousConfig(HEADS, DIM, PREFILL_TOKENS, 1, PREFILL_TOKENS), backend)
 
     def fill() -> None:
         cache.reset()
@@ -115,7 +115,7 @@ def _filling(backend: kvref.Backend, tokens: Array) -> Callable[[], object]:
 
 
 def _filling_blocks(backend: kvref.Backend, rows: Array) -> Callable[[], object]:
-    cache = kvref.PagedCache(kvref.PagedConfig(PREFILL // 16, 1, HEADS, DIM), backend)
+    cache = kvref.PagedCache(kvref.PagedConfig(PREFILL_TOKENS // 16, 1, HEADS, DIM), backend)
     sequence = cache.create()
     return lambda: cache.write(sequence, 0, 0, rows, rows)
 
@@ -142,7 +142,7 @@ def _stepping(backend: kvref.Backend, layers: int, heads: int, dim: int, context
 
 def _decode(backends: list[kvref.Backend], title: str) -> Comparison:
     layers = 2
-    entries = [_entry("paged", backend, _stepping(backend, layers, HEADS, DIM, 512, STEPS)) for backend in backends]
+    entries = [_entry("paged", backend, _stepping(backend, layers, HEADS, DIM, 512, DECODE_STEPS)) for backend in backends]
     moved = 4 * layers * SEQUENCES * HEADS * DIM * 4
     return Comparison(title, SHAPE, moved, entries)
 
@@ -161,7 +161,7 @@ def _gather(backends: list[kvref.Backend], title: str) -> Comparison:
 
 
 def _tiered(backends: list[kvref.Backend], most: int, title: str) -> Comparison:
-    tokens = _random(MIGRATED, HEADS, DIM)
+    tokens = _random(MIGRATED_TOKENS, HEADS, DIM)
     entries = []
     for backend in backends:
         cache = kvref.TieredCache(kvref.TieredConfig(HEADS, DIM, max_tokens=most, tail_length=256), backend)
@@ -191,5 +191,5 @@ class _NoKernels:
 
 def _bookkeeping(context: int, title: str) -> Comparison:
     backend: Any = _NoKernels()
-    entry = Contender(f"kvref paged, {LAYERS} layers", _stepping(backend, LAYERS, 1, 1, context, STEPS))
+    entry = Contender(f"kvref paged, {LAYERS} layers", _stepping(backend, LAYERS, 1, 1, context, DECODE_STEPS))
     return Comparison(title, "no data", 0, [entry])

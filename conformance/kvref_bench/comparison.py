@@ -61,11 +61,11 @@ HOST = Machine()
 
 @dataclass(frozen=True)
 class Contender:
-    """One way. who: its displayed name."""
+    """One way. label: its displayed name."""
 
-    who: str
+    label: str
     run: Callable[[], object]
-    place: Machine = HOST
+    machine: Machine = HOST
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class ComparisonResult:
     scores: list[Measurement]
 
 
-def hold(contest: Comparison) -> ComparisonResult:
+def run_comparison(comparison: Comparison) -> ComparisonResult:
     """Time every entry, and the memcpys of the places they run in, in turn, for some rounds."""
-    sizes = [size for size in {contest.bytes // 2, contest.data} if size]
-    copies = [(place, size) for place in {entry.place for entry in contest.entries} for size in sizes]
+    sizes = [size for size in {comparison.bytes // 2, comparison.data} if size]
+    copies = [(place, size) for place in {entry.machine for entry in comparison.entries} for size in sizes]
     runs = [(place.memcpy(size), place.wait) for place, size in copies]
-    runs += [(entry.run, entry.place.wait) for entry in contest.entries]
+    runs += [(entry.run, entry.machine.wait) for entry in comparison.entries]
     repeats = [_repeats(run, wait) for run, wait in runs]
     rounds: list[list[float]] = []
     end = perf_counter() + SECONDS
@@ -111,10 +111,12 @@ def hold(contest: Comparison) -> ComparisonResult:
     columns = list(zip(*rounds, strict=True))
     copied = dict(zip(copies, columns, strict=False))
     scores = []
-    for entry, times in zip(contest.entries, columns[len(copies) :], strict=True):
-        moved, data = (copied.get((entry.place, size)) for size in (contest.bytes // 2, contest.data))
-        scores.append(Measurement(entry.who, _spread(times), moved and _over(times, moved), data and _over(times, data)))
-    return ComparisonResult(replace(contest, entries=[]), scores)  # release the data, which may be gigabytes
+    for entry, times in zip(comparison.entries, columns[len(copies) :], strict=True):
+        moved, data = (copied.get((entry.machine, size)) for size in (comparison.bytes // 2, comparison.data))
+        scores.append(
+            Measurement(entry.label, _spread(times), moved and _ratio_spread(times, moved), data and _ratio_spread(times, data))
+        )
+    return ComparisonResult(replace(comparison, entries=[]), scores)  # release the data, which may be gigabytes
 
 
 def _repeats(run: Callable[[], object], wait: Callable[[], object]) -> int:
@@ -131,7 +133,7 @@ def _time(run: Callable[[], object], wait: Callable[[], object], often: int) -> 
     return (perf_counter() - start) / often
 
 
-def _over(times: Sequence[float], others: Sequence[float]) -> Spread:
+def _ratio_spread(times: Sequence[float], others: Sequence[float]) -> Spread:
     return _spread([mine / other for mine, other in zip(times, others, strict=True)])
 
 
@@ -140,7 +142,7 @@ def _spread(values: Sequence[float]) -> Spread:
     return middle, low, high
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return a description of the machine."""
     return {
         "processor": _processor(),
@@ -152,7 +154,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def absent() -> list[str]:
+def missing_packages() -> list[str]:
     """Return the packages that would take part if they were installed."""
     present = dict(_versions())
     return [package for package in PACKAGES if package not in present]

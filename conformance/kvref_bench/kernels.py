@@ -17,39 +17,39 @@ from kvref_bench.baselines import BLOCK_SIZE
 from kvref_bench.comparison import HOST, Comparison, Contender, Machine
 
 SHAPES = ((8, 128), (2, 64), (1, 576))  # kv heads and head_dim: Llama-like, small, a latent
-Make = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # (backend, rows, format) -> the function to time
+MakeRun = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # (backend, rows, format) -> the function to time
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
 
 
-def place_of(backend: kvref.Backend) -> Machine:
+def machine_of(backend: kvref.Backend) -> Machine:
     """Return the host, or the device of a backend."""
     if backend.name.startswith("torch") and ":" in backend.name:
         import torch
 
-        return Machine(partial(_copying, backend), torch.accelerator.synchronize)
+        return Machine(partial(_copy_function, backend), torch.accelerator.synchronize)
     if backend.name == "cupy":
         import cupy
 
-        return Machine(partial(_copying, backend), cupy.cuda.Device().synchronize)
+        return Machine(partial(_copy_function, backend), cupy.cuda.Device().synchronize)
     return HOST
 
 
-def _copying(backend: kvref.Backend, size: int) -> Callable[[], object]:
+def _copy_function(backend: kvref.Backend, size: int) -> Callable[[], object]:
     source, target = backend.zeros((1, 1, size, 1), "uint8"), backend.zeros((1, 1, size, 1), "uint8")
     return lambda: backend.update(target, source, 0)
 
 
-def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[str], bool]) -> Iterator[Comparison]:
+def kernel_contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[str], bool]) -> Iterator[Comparison]:
     """Yield the wanted contests (by title, or title and shape) one at a time: each needs a few times its size in memory."""
     for heads, dim in SHAPES:
         tokens = megabytes * 2**20 // (4 * heads * dim) // BLOCK_SIZE * BLOCK_SIZE
         rng = np.random.default_rng(0)
         rows = rng.standard_normal((tokens, heads, dim), np.float32)
         shape = f"{heads} x {dim}"
-        asked = partial(_asked, wanted, shape)
+        asked = partial(_is_wanted, wanted, shape)
         blocks = rng.permutation(tokens // BLOCK_SIZE)
         slots = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)
-        moves: dict[str, Make] = {"gather 16-token blocks": _gather, "scatter 16-token blocks": _scatter}
+        moves: dict[str, MakeRun] = {"gather 16-token blocks": _gather, "scatter 16-token blocks": _scatter}
         for title, make in moves.items():
             if asked(title):
                 yield _contest(title, shape, 2 * rows.nbytes, rows, backends, make, slots)
@@ -64,36 +64,36 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
             parts = stored_as(format, (each, width), backends[0].xp)
             stored = sum(ITEM_BYTES[dtype] * prod(shape) for shape, dtype in parts)
             flat = rows.reshape(each, width)
-            both: dict[str, Make] = {f"quantize {name}": _quantize, f"dequantize {name}": _dequantize}
+            both: dict[str, MakeRun] = {f"quantize {name}": _quantize, f"dequantize {name}": _dequantize}
             for title, make in both.items():
                 if asked(title):
                     yield _contest(title, shape, rows.nbytes + stored, flat, backends, make, format)
     for name in ELEMENTS:
         values = rng.standard_normal(megabytes * 2**18, np.float32)
-        singly: dict[str, Make] = {f"encode {name}": _encode, f"decode {name}": _decode}
+        singly: dict[str, MakeRun] = {f"encode {name}": _encode, f"decode {name}": _decode}
         for title, make in singly.items():
-            if _asked(wanted, "values", title):
+            if _is_wanted(wanted, "values", title):
                 yield _contest(title, "values", values.nbytes + values.size, values, backends, make, name)
 
 
-def _asked(wanted: Callable[[str], bool], shape: str, title: str) -> bool:
+def _is_wanted(wanted: Callable[[str], bool], shape: str, title: str) -> bool:
     return wanted(title) or wanted(f"{title} {shape}")
 
 
-def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: Make, how: Any) -> Comparison:
+def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: MakeRun, how: Any) -> Comparison:
     runs = [make(backend, backend.asarray(rows.copy()), how) for backend in backends]
-    entries = [Contender(f"kvref {backend.name}", run, place_of(backend)) for backend, run in zip(backends, runs, strict=True)]
-    entries += baselines.of_kernel(title, rows, how)
+    entries = [Contender(f"kvref {backend.name}", run, machine_of(backend)) for backend, run in zip(backends, runs, strict=True)]
+    entries += baselines.kernel_contenders(title, rows, how)
     return Comparison(title, shape, moved, entries, data=rows.nbytes)
 
 
 def _gather(backend: kvref.Backend, rows: Array, slots: Any) -> Callable[[], object]:
-    out = _like(backend, rows)
+    out = _mapped_like(backend, rows)
     return lambda: backend.gather(rows, slots, out)
 
 
 def _scatter(backend: kvref.Backend, rows: Array, slots: Any) -> Callable[[], object]:
-    store = _like(backend, rows)
+    store = _mapped_like(backend, rows)
     return lambda: backend.scatter(store, slots, rows)
 
 
@@ -108,7 +108,7 @@ def _quantize(backend: kvref.Backend, rows: Array, format: kvref.Format) -> Call
 
 
 def _dequantize(backend: kvref.Backend, rows: Array, format: kvref.Format) -> Callable[[], object]:
-    stored, out = backend.quantize(rows, format), _like(backend, rows)
+    stored, out = backend.quantize(rows, format), _mapped_like(backend, rows)
     return lambda: backend.dequantize(stored, rows.shape[-1], format, out)
 
 
@@ -120,11 +120,11 @@ def _encode(backend: kvref.Backend, values: Array, name: str) -> Callable[[], ob
 
 def _decode(backend: kvref.Backend, values: Array, name: str) -> Callable[[], object]:
     element = element_format(name)
-    codes, out = backend.encode(values, element), _like(backend, values)
+    codes, out = backend.encode(values, element), _mapped_like(backend, values)
     return lambda: backend.decode(codes, element, out)
 
 
-def _like(backend: kvref.Backend, rows: Array) -> Array:
+def _mapped_like(backend: kvref.Backend, rows: Array) -> Array:
     """Return memory of the same size that the system has already mapped."""
     out = backend.zeros(tuple(rows.shape), "float32")
     out[...] = 1.0

@@ -14,7 +14,7 @@ from kvref_bench import baselines
 from kvref_bench.comparison import Contender
 
 # SGLang's trees, by module. The second stores its nodes in Rust, and is the default of its server.
-TREES = {"RadixCache": "mem_cache.radix_cache", "UnifiedRadixCache": "mem_cache.unified_radix_cache"}
+TREE_MODULES = {"RadixCache": "mem_cache.radix_cache", "UnifiedRadixCache": "mem_cache.unified_radix_cache"}
 DEVICE = "cpu"
 
 
@@ -33,13 +33,13 @@ class PrefixManager(Protocol):
         """
 
 
-def of_prefixes(seen: Iterable[list[int]], blocks: int, block_size: int, longest: int) -> list[PrefixManager]:
+def prefix_managers(seen: Iterable[list[int]], blocks: int, block_size: int, longest: int) -> list[PrefixManager]:
     """Return the installed engines, each with a pool of `blocks` blocks that has served these prompts."""
     found: list[PrefixManager] = []
-    if baselines.here("torch", "vllm", "kvref_adapters"):
+    if baselines.are_installed("torch", "vllm", "kvref_adapters"):
         found.append(VllmManager(blocks, block_size, longest))
-    if baselines.here("torch", "sglang", "kvref_adapters"):
-        found += [SglangManager(tree, blocks, block_size, longest) for tree in TREES]
+    if baselines.are_installed("torch", "sglang", "kvref_adapters"):
+        found += [SglangManager(tree, blocks, block_size, longest) for tree in TREE_MODULES]
     for tokens in seen:
         for engine in found:
             engine.serve(tokens, keep=True)
@@ -48,16 +48,16 @@ def of_prefixes(seen: Iterable[list[int]], blocks: int, block_size: int, longest
 
 def _import_vllm() -> None:
     """Before SGLang: what stands for Triton once that has been imported, vLLM and torch's compiler would take for Triton."""
-    with baselines.quiet():
+    with baselines.quiet_import():
         import_module("kvref_adapters.vllm.import_stubs")
         import_module("vllm.v1.core.kv_cache_manager")
 
 
 def _sglang() -> Any:
     """Return a function that imports a module of SGLang by name."""
-    if baselines.here("vllm"):
+    if baselines.are_installed("vllm"):
         _import_vllm()
-    with baselines.quiet():
+    with baselines.quiet_import():
         return import_module("kvref_adapters.sglang.modules").sglang_module
 
 
@@ -68,7 +68,7 @@ class VllmManager:
 
     def __init__(self, blocks: int, block_size: int, longest: int) -> None:
         _import_vllm()
-        with baselines.quiet():
+        with baselines.quiet_import():
             import torch
             from vllm.sampling_params import SamplingParams
             from vllm.utils.hashing import sha256
@@ -108,8 +108,8 @@ class SglangManager:
         import torch
 
         self.name, module = f"sglang {tree}", _sglang()
-        with baselines.quiet():
-            made, self._key = getattr(module(TREES[tree]), tree), module("mem_cache.radix_cache").RadixKey
+        with baselines.quiet_import():
+            made, self._key = getattr(module(TREE_MODULES[tree]), tree), module("mem_cache.radix_cache").RadixKey
             base, self._evict = module("mem_cache.base_prefix_cache"), module("mem_cache.common").evict_from_tree_cache
             pages = module("mem_cache.allocator").PagedTokenToKVPoolAllocator
             rows = module("mem_cache.memory_pool").ReqToTokenPool
@@ -150,17 +150,17 @@ class SglangManager:
         return self._tree.match_prefix(self._match(key=self._key(prompt, limit=len(prompt) - 1)))
 
 
-def of_fork(tokens: int, heads: int, dim: int) -> Iterator[Contender]:
+def fork_contenders(tokens: int, heads: int, dim: int) -> Iterator[Contender]:
     """A beam of SGLang's search: it copies the prompt's slots to a row of its own and stores one token after them.
 
     It supports pages of one slot only, so that no beam writes to a page that others read.
     """
-    if not baselines.here("torch", "sglang", "kvref_adapters"):
+    if not baselines.are_installed("torch", "sglang", "kvref_adapters"):
         return
     import torch
 
     module = _sglang()
-    with baselines.quiet():
+    with baselines.quiet_import():
         alias = module("beam_search.fork").alias_members_prompt_kv
         pools, allocators = module("mem_cache.memory_pool"), module("mem_cache.allocator")
     options = {"dtype": torch.float32, "device": DEVICE}

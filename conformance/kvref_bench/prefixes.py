@@ -13,18 +13,18 @@ import numpy as np
 import kvref
 from kvref_bench import baselines, prefix_managers
 from kvref_bench.comparison import Comparison, Contender
-from kvref_bench.kernels import place_of
+from kvref_bench.kernels import machine_of
 
 HEADS, DIM, BLOCK_SIZE = 8, 128, 16
 TOKENS = 32_768
 ROWS = np.ones((TOKENS, 1, 1), np.float32)
 POOL = 100_000  # blocks
-SEEN = 51  # prompts that were written: more than the pool can store
-PART = 64  # tokens from one branch to the next
-FORKED = 8192  # tokens, of one layer: 64 MB of keys and values
+NUM_PROMPTS = 51  # prompts that were written: more than the pool can store
+PART_TOKENS = 64  # tokens from one branch to the next
+FORKED_TOKENS = 8192  # tokens, of one layer: 64 MB of keys and values
 
 
-def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Comparison]:
+def prefix_contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Comparison]:
     """Yield the contests whose title is wanted, one at a time."""
     makers: dict[str, Callable[[str], Comparison]] = {
         "fork 8k tokens and diverge": partial(_fork, backends),
@@ -40,15 +40,18 @@ def _fork(backends: list[kvref.Backend], title: str) -> Comparison:
     """Fork, append one token to the last block (which is copied), and drop. The bytes are those of that block."""
     entries = []
     for backend in backends:
-        cache = kvref.PagedCache(kvref.PagedConfig(FORKED // BLOCK_SIZE + 2, 1, HEADS, DIM, BLOCK_SIZE), backend)
+        cache = kvref.PagedCache(kvref.PagedConfig(FORKED_TOKENS // BLOCK_SIZE + 2, 1, HEADS, DIM, BLOCK_SIZE), backend)
         sequence = cache.create()
-        rows = backend.asarray(np.ones((FORKED - 1, HEADS, DIM), np.float32))
+        rows = backend.asarray(np.ones((FORKED_TOKENS - 1, HEADS, DIM), np.float32))
         cache.write(sequence, 0, 0, rows, rows)
         run = partial(_diverge, cache, sequence, rows[:1, ...])
-        entries.append(Contender(f"kvref paged {backend.name}", run, place_of(backend)))
-    whole = np.ones((2, FORKED, HEADS, DIM), np.float32)
+        entries.append(Contender(f"kvref paged {backend.name}", run, machine_of(backend)))
+    whole = np.ones((2, FORKED_TOKENS, HEADS, DIM), np.float32)
     entries.append(Contender("numpy: a copy of the sequence", whole.copy))
-    entries += [*baselines.transformers_fork(FORKED, HEADS, DIM), *prefix_managers.of_fork(FORKED, HEADS, DIM)]
+    entries += [
+        *baselines.transformers_fork(FORKED_TOKENS, HEADS, DIM),
+        *prefix_managers.fork_contenders(FORKED_TOKENS, HEADS, DIM),
+    ]
     return Comparison(title, f"{HEADS} x {DIM}", 2 * 2 * BLOCK_SIZE * HEADS * DIM * 4, entries)
 
 
@@ -64,15 +67,15 @@ def _prompts(count: int) -> list[list[int]]:
     return [[*range(1000), *range(start, start + TOKENS - 1000)] for start in starts]
 
 
-def _seen(prompts: list[list[int]]) -> kvref.PrefixCache:
+def _cache_with_prompts(prompts: list[list[int]]) -> kvref.PrefixCache:
     """Return a cache into which these prompts were written."""
     cache = kvref.PrefixCache(kvref.PagedConfig(POOL, 1, 1, 1, BLOCK_SIZE), kvref.backend("numpy"))
     for prompt in prompts:
-        _served(cache, prompt)
+        _serve(cache, prompt)
     return cache
 
 
-def _served(cache: kvref.PrefixCache, tokens: list[int]) -> None:
+def _serve(cache: kvref.PrefixCache, tokens: list[int]) -> None:
     sequence = cache.begin(tokens)
     held = cache.length(sequence, 0)
     cache.write(sequence, 0, held, ROWS[held : len(tokens)], ROWS[held : len(tokens)])
@@ -81,42 +84,42 @@ def _served(cache: kvref.PrefixCache, tokens: list[int]) -> None:
 
 
 def _match(title: str) -> Comparison:
-    prompts = _prompts(SEEN)
-    return _matching(title, prompts[SEEN // 2], prompts)
+    prompts = _prompts(NUM_PROMPTS)
+    return _matching(title, prompts[NUM_PROMPTS // 2], prompts)
 
 
 def _match_branches(title: str) -> Comparison:
     """A prompt from which others branch at many places, like turns of a conversation: a prefix tree has a node at each."""
     asked = list(range(10**6, 10**6 + TOKENS))
-    parted = [asked[:at] + list(range(10**8 + at, 10**8 + at + BLOCK_SIZE)) for at in range(PART, TOKENS, PART)]
+    parted = [asked[:at] + list(range(10**8 + at, 10**8 + at + BLOCK_SIZE)) for at in range(PART_TOKENS, TOKENS, PART_TOKENS)]
     return _matching(title, asked, [asked, *parted])
 
 
 def _matching(title: str, asked: list[int], prompts: list[list[int]]) -> Comparison:
     """The prompt is a list of numbers; engines are also timed with the prompt as they prepare it before a lookup."""
-    cache, others = _seen(prompts), prefix_managers.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
+    cache, others = _cache_with_prompts(prompts), prefix_managers.prefix_managers(prompts, POOL, BLOCK_SIZE, TOKENS)
     known = set[int]()
     for prompt in prompts:
-        known.update(_chained(prompt))
+        known.update(_chained_keys(prompt))
 
     def in_python() -> int:
-        return next((number for number, key in enumerate(_chained(asked)) if key not in known), TOKENS // BLOCK_SIZE)
+        return next((number for number, key in enumerate(_chained_keys(asked)) if key not in known), TOKENS // BLOCK_SIZE)
 
     entries = [
         Contender("kvref prefix", partial(cache.match, asked)),
         Contender("python: a chain of hash() of tuples", in_python),
     ]
     for engine in others:
-        entries.append(Contender(engine.name, partial(_looked_up, engine, asked)))
+        entries.append(Contender(engine.name, partial(_find_prepared, engine, asked)))
         entries.append(Contender(f"{engine.name}, prepared", partial(engine.find, engine.prepare(asked))))
     return Comparison(title, "no data", 0, entries)
 
 
-def _looked_up(engine: prefix_managers.PrefixManager, tokens: list[int]) -> int:
+def _find_prepared(engine: prefix_managers.PrefixManager, tokens: list[int]) -> int:
     return engine.find(engine.prepare(tokens))
 
 
-def _chained(tokens: list[int]) -> Iterator[int]:
+def _chained_keys(tokens: list[int]) -> Iterator[int]:
     """Yield chained keys from Python's hash, for trusted input only: two keys may collide."""
     key = 0
     for start in range(0, len(tokens), BLOCK_SIZE):
@@ -126,9 +129,9 @@ def _chained(tokens: list[int]) -> Iterator[int]:
 
 def _begin(title: str) -> Comparison:
     """Begin and drop a sequence with room for a prompt: for a cached prompt, and for one that is never cached."""
-    prompts = _prompts(SEEN)
-    cache, others = _seen(prompts), prefix_managers.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
-    asked = {"a hit": prompts[SEEN // 2], "cold": list(range(10**9, 10**9 + TOKENS))}
+    prompts = _prompts(NUM_PROMPTS)
+    cache, others = _cache_with_prompts(prompts), prefix_managers.prefix_managers(prompts, POOL, BLOCK_SIZE, TOKENS)
+    asked = {"a hit": prompts[NUM_PROMPTS // 2], "cold": list(range(10**9, 10**9 + TOKENS))}
 
     def begun(tokens: list[int]) -> None:
         cache.drop(cache.begin(tokens))
@@ -141,13 +144,13 @@ def _begin(title: str) -> Comparison:
 
 def _evict(title: str) -> Comparison:
     """Evict cached-free blocks in order. A prompt that returns has already been evicted."""
-    prompts = _prompts(SEEN)
-    cache, others = _seen(prompts), prefix_managers.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
+    prompts = _prompts(NUM_PROMPTS)
+    cache, others = _cache_with_prompts(prompts), prefix_managers.prefix_managers(prompts, POOL, BLOCK_SIZE, TOKENS)
     fresh = [list(range(start, start + TOKENS)) for start in range(10**12, 10**12 + 64 * TOKENS, TOKENS)]
 
     def served(how: Callable[[list[int]], object], prompts: Iterator[list[int]]) -> None:
         how(next(prompts))
 
-    entries = [Contender("kvref prefix: and written", partial(served, partial(_served, cache), cycle(fresh)))]
+    entries = [Contender("kvref prefix: and written", partial(served, partial(_serve, cache), cycle(fresh)))]
     entries += [Contender(each.name, partial(served, partial(each.serve, keep=True), cycle(fresh))) for each in others]
     return Comparison(title, "no data", 0, entries)

@@ -18,16 +18,16 @@ import numpy as np
 
 import kvref
 from kvref.snapshot import CHUNK_BYTES
-from kvref_bench.comparison import machine
+from kvref_bench.comparison import describe_machine
 
 LAYERS, HEADS, DIM, BLOCK = 8, 8, 128, 16
 TOKENS_AT_ONCE = 512
 ROUNDS = 5
 
 
-def filled(backend: kvref.Backend, dtype: str, tokens: int) -> tuple[kvref.PagedCache, int]:
+def filled_cache(backend: kvref.Backend, dtype: str, tokens: int) -> tuple[kvref.PagedCache, int]:
     """Return a cache with one sequence of `tokens` tokens, and room for as many more."""
-    cache = empty(backend, dtype, tokens)
+    cache = empty_cache(backend, dtype, tokens)
     sequence, rng = cache.create(), np.random.default_rng(0)
     for start in range(0, tokens, TOKENS_AT_ONCE):
         rows = backend.asarray(rng.standard_normal((min(TOKENS_AT_ONCE, tokens - start), HEADS, DIM), np.float32))
@@ -36,12 +36,12 @@ def filled(backend: kvref.Backend, dtype: str, tokens: int) -> tuple[kvref.Paged
     return cache, sequence
 
 
-def empty(backend: kvref.Backend, dtype: str, tokens: int) -> kvref.PagedCache:
+def empty_cache(backend: kvref.Backend, dtype: str, tokens: int) -> kvref.PagedCache:
     blocks = LAYERS * -(-tokens // BLOCK)
     return kvref.PagedCache(kvref.PagedConfig(blocks, LAYERS, HEADS, DIM, BLOCK, dtype), backend)
 
 
-def write_plainly(path: Path, size: int) -> None:
+def write_raw(path: Path, size: int) -> None:
     piece = np.random.default_rng(0).bytes(CHUNK_BYTES)
     with open(path, "wb") as file:
         for start in range(0, size, CHUNK_BYTES):
@@ -50,30 +50,30 @@ def write_plainly(path: Path, size: int) -> None:
         os.fsync(file.fileno())
 
 
-def read_plainly(path: Path) -> None:
+def read_raw(path: Path) -> None:
     into = memoryview(bytearray(CHUNK_BYTES))
     with open(path, "rb", buffering=0) as file:
         while file.readinto(into):
             pass
 
 
-def forgotten(path: Path) -> None:
+def drop_page_cache(path: Path) -> None:
     """Remove a file from the page cache of the system."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def seconds(run: Callable[[], object]) -> float:
+def run_seconds(run: Callable[[], object]) -> float:
     start = perf_counter()
     run()
     return perf_counter() - start
 
 
-def timed(into: list[float], run: Callable[[], object]) -> None:
-    into.append(seconds(run))
+def record_seconds(into: list[float], run: Callable[[], object]) -> None:
+    into.append(run_seconds(run))
 
 
-def memory(run: Callable[[], object]) -> int | None:
+def peak_memory(run: Callable[[], object]) -> int | None:
     """Return the peak memory of the process during `run` minus that before, in bytes; None if unknown."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
@@ -88,26 +88,26 @@ def _kilobytes(status: Path, name: str) -> int:
     return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(f"{name}:"))
 
 
-def measured(backend: kvref.Backend, dtype: str, size: int, folder: Path) -> list[str]:
+def measure(backend: kvref.Backend, dtype: str, size: int, folder: Path) -> list[str]:
     """Return the report as lines."""
     tokens = size // (2 * LAYERS * HEADS * DIM * (4 if dtype == "float32" else 2))
-    cache, sequence = filled(backend, dtype, tokens)
+    cache, sequence = filled_cache(backend, dtype, tokens)
     saved, plain = folder / "saved.safetensors", folder / "plain"
-    taken = memory(lambda: kvref.save(cache, saved, sequence))
+    taken = peak_memory(lambda: kvref.save(cache, saved, sequence))
     size = saved.stat().st_size
     saved.unlink()
-    other = empty(backend, dtype, tokens)  # its memory is mapped from the second round on, like that of a cache in use
+    other = empty_cache(backend, dtype, tokens)  # its memory is mapped from the second round on, like that of a cache in use
     times: dict[str, list[float]] = {name: [] for name in ("write", "save", "read", "load")}
     loaded: int | None = None
     for _ in range(ROUNDS):
-        times["write"].append(seconds(lambda: write_plainly(plain, size)))
-        times["save"].append(seconds(lambda: kvref.save(cache, saved, sequence)))
+        times["write"].append(run_seconds(lambda: write_raw(plain, size)))
+        times["save"].append(run_seconds(lambda: kvref.save(cache, saved, sequence)))
         for into in ([], times["read"]):
-            forgotten(saved)
-            timed(into, lambda: read_plainly(saved))
-        forgotten(saved)
+            drop_page_cache(saved)
+            record_seconds(into, lambda: read_raw(saved))
+        drop_page_cache(saved)
         begun = other.create()
-        extra = memory(partial(timed, times["load"], partial(kvref.load, other, saved, begun)))
+        extra = peak_memory(partial(record_seconds, times["load"], partial(kvref.load, other, saved, begun)))
         loaded = extra if loaded is None or extra is None else max(loaded, extra)
         other.drop(begun)
         for path in (plain, saved):  # the next round writes new ones too
@@ -133,10 +133,10 @@ def main() -> None:
     options.add_argument("--megabytes", type=int, default=1024)
     options.add_argument("--folder", default=".", help="folder on the disk to measure")
     asked = options.parse_args()
-    about = machine()
+    about = describe_machine()
     print(f"{about['processor']}, {about['cores']} cores, Python {about['python']}")
     with TemporaryDirectory(dir=asked.folder) as folder:
-        print(*measured(kvref.backend(asked.backend), asked.dtype, asked.megabytes * 2**20, Path(folder)), sep="\n")
+        print(*measure(kvref.backend(asked.backend), asked.dtype, asked.megabytes * 2**20, Path(folder)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def all_clauses() -> dict[str, Clause]:
     return {clause.id: clause for chapter in spec() for clause in chapter.clauses}
 
 
-def near(word: str, among: Iterable[str] = ()) -> str:
+def suggest_clause(word: str, among: Iterable[str] = ()) -> str:
     """A suggestion for a clause id that does not exist: ": did you mean PAGED-07?", or "" if no id is similar.
 
     among: further words to suggest.

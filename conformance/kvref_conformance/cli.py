@@ -47,11 +47,11 @@ _JOBS = (
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    from kvref_conformance.drivers.resource_limits import SERVED_WITHIN, TIMEOUT
+    from kvref_conformance.drivers.resource_limits import SERVER_TIMEOUT, TIMEOUT
     from kvref_conformance.runner.options import EXAMPLES
-    from kvref_conformance.runner.verdict import LEAST_JUDGED
+    from kvref_conformance.runner.verdict import MIN_JUDGED_PERCENT
 
-    patience = f"maximum seconds per call (default {TIMEOUT:g}; {SERVED_WITHIN:g} for a server)"
+    patience = f"maximum seconds per call (default {TIMEOUT:g}; {SERVER_TIMEOUT:g} for a server)"
 
     parser = argparse.ArgumentParser(prog="kvref", description="Test LLM KV caches against the clauses of a specification.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--exec", metavar="COMMAND", help="command of a harness, in any language, to judge instead: './harness --flag'"
     )
-    _server(check)
+    _add_server_options(check)
     check.add_argument("--stderr", action="store_true", help="show what the program writes to its standard error")
     check.add_argument("--family", metavar="FAMILY", help="select the checks of one family: paged, quantized, ...")
     check.add_argument(
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     check.add_argument("--timeout", type=float, metavar="S", help=patience)
     check.add_argument(
-        "--least-judged", type=float, default=LEAST_JUDGED, metavar="PERCENT",
+        "--least-judged", type=float, default=MIN_JUDGED_PERCENT, metavar="PERCENT",
         help="minimum percentage of the clauses of the offered families that must be judged; below it the verdict is "
         "'not judged' (default %(default)g)",
     )  # fmt: skip
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 all tokens were right; 1 a token was wrong, or a request to the server failed; 2 nothing could be "
         "judged; 130 Ctrl-C",
     )
-    _implementation(soak)
+    _add_implementation_options(soak)
     soak.add_argument(
         "--minutes", type=float, default=1.0, metavar="N", help="total duration, divided among the families (default %(default)g)"
     )
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 no failure was found; 1 a clause is broken; 2 nothing could be judged; 130 Ctrl-C, which keeps "
         "all results. Needs Dask: pip install '.[search]' in a clone",
     )
-    _implementation(search)
+    _add_implementation_options(search)
     search.add_argument("--hours", type=float, metavar="N", help="duration in hours")
     search.add_argument("--minutes", type=float, metavar="N", help="duration in minutes, added to --hours")
     search.add_argument(
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("trace", metavar="FILE", help="the trace, such as .kvref/failures/PAGED-07-mine.jsonl")
     replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one that the trace names)")
     replay.add_argument("--exec", metavar="COMMAND", help="command of a harness, in any language, instead")
-    _server(replay)
+    _add_server_options(replay)
     replay.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     replay.add_argument("--timeout", type=float, metavar="S", help=patience)
     report = commands.add_parser(
@@ -203,7 +203,7 @@ Exit status: 0 each bug is found by the clause that it names; 1 one is not; 2 co
     )
     bench.add_argument("--json", metavar="FILE", help="file to write the figures to, as JSON")
     bench.add_argument("--plot", metavar="FILE.svg", help="file to draw the figures in")
-    _canary(commands)
+    _add_canary_command(commands)
     harness = commands.add_parser(
         "harness",
         help="test how a harness speaks the protocol",
@@ -239,13 +239,13 @@ Exit status: 0 each bug is found by the clause that it names; 1 one is not; 2 co
     return parser
 
 
-def _implementation(command: argparse.ArgumentParser) -> None:
+def _add_implementation_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", nargs="?", help="the implementation (see kvref check --help)")
     command.add_argument("--exec", metavar="COMMAND", help="command of a harness, in any language, instead")
-    _server(command)
+    _add_server_options(command)
 
 
-def _server(command: argparse.ArgumentParser) -> None:
+def _add_server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--server", metavar="URL", help="URL of an OpenAI-compatible server to judge instead: http://127.0.0.1:8000/v1"
     )
@@ -257,7 +257,7 @@ def _server(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_canary_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from kvref.canary import Canary
     from kvref_canary.files.architectures import ARCHITECTURES
     from kvref_canary.files.huggingface import DTYPES
@@ -295,26 +295,26 @@ def _canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    interrupts.handle()
+    interrupts.install_handlers()
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         print("kvref: interrupted", file=sys.stderr)
         return interrupts.EXIT_INTERRUPTED
     finally:
-        interrupts.over()
+        interrupts.restore_default_handler()
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        from kvref_conformance.commands import command
+        from kvref_conformance.commands import find_command
 
-        run = command(options.command)
+        run = find_command(options.command)
     except ImportError as error:
         return _cannot_run(f"{options.command} needs {error.name} (in a clone: pip install '.[conformance]')")
     from kvref_conformance.clauses import SpecError
-    from kvref_conformance.outcome import CannotRun
+    from kvref_conformance.exceptions import CannotRun
     from kvref_conformance.report.json_file import ResultsError
     from kvref_conformance.runner.expected_failures import ExpectedFailuresError
     from kvref_conformance.testlib.registry import CheckError

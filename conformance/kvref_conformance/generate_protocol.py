@@ -16,12 +16,12 @@ import kvref
 from kvref.array import Array
 from kvref.formats import FORMATS, GROUP_NAMES
 from kvref.formats.group_scales import GROUPS
-from kvref_conformance.calls.operation_table import Operation, factory, made_by, operations, protocols
+from kvref_conformance.calls.operation_table import Operation, factory_operation, operations, protocols, result_protocol
 from kvref_conformance.drivers.json_client import PROTOCOL
 from kvref_conformance.families import Family, all_families, names
 from kvref_conformance.implementation_api import Statistics
-from kvref_conformance.json_schema import schema
-from kvref_conformance.limits import ARGUMENTS, SWITCHES, known
+from kvref_conformance.json_schema import read_schema
+from kvref_conformance.limits import ARGUMENTS, SWITCHES, all_limits
 
 SPEC = Path(kvref.__file__).parent / "spec"
 BEGIN, END = "<!-- {}: written by python -m kvref_conformance.generate_protocol -->", "<!-- end of {} -->"
@@ -29,20 +29,20 @@ WIDTH = 140  # characters per line of a paragraph
 _REPLY = {"id": "id", "ok": "value", "error": "error"}
 
 
-def every_operation() -> Iterator[tuple[str, Operation]]:
+def all_operations() -> Iterator[tuple[str, Operation]]:
     """(its name in a request, operation), in the order of the families."""
     for family in protocols():
         if family in names():
-            yield f"{family}.new", factory(family)
+            yield f"{family}.new", factory_operation(family)
         for name, operation in operations(family).items():
             yield f"{family}.{name}", operation
 
 
-def errors(op: str) -> list[str]:
+def error_kinds(op: str) -> list[str]:
     """The kinds of errors that an operation replies with."""
     family, _, name = op.partition(".")
     if name == "new":
-        return ["ConfigError"] if factory(family).arguments else []
+        return ["ConfigError"] if factory_operation(family).arguments else []
     owner = owner_of(family)
     kinds: dict[str, str] = owner.interface.ERRORS
     return kinds.get(name if owner.name == family else op, "").split()
@@ -54,20 +54,22 @@ def owner_of(family: str) -> Family:
     return all_families().get(family) or next(handing_out)
 
 
-def tables() -> str:
+def operation_tables() -> str:
     """One table per family, in Markdown."""
     lines = []
     for family in protocols():
         about = " ".join((protocols()[family].__doc__ or "").split())
         chapter = owner_of(family).chapter
-        lines += ["", f"### {family}", "", _paragraph(f"Clauses: [{chapter}.md]({chapter}.md). {about}"), ""]
+        lines += ["", f"### {family}", "", _fill_paragraph(f"Clauses: [{chapter}.md]({chapter}.md). {about}"), ""]
         lines += ["| operation | arguments | reply | errors |", "|---|---|---|---|"]
-        for op, operation in every_operation():
+        for op, operation in all_operations():
             if op.partition(".")[0] == family:
-                named = (f"`{name}` {_words(hint)}{_optional(operation, name)}" for name, hint in operation.arguments.items())
+                named = (
+                    f"`{name}` {_describe_type(hint)}{_optional(operation, name)}" for name, hint in operation.arguments.items()
+                )
                 arguments = "any arguments of `new`" if op == "tiered.update_policy" else ", ".join(named)
-                reply = "an object" if op.endswith(".new") else _words(operation.says or operation.reply)
-                lines.append(f"| `{op}` | {arguments or '-'} | {reply} | {', '.join(errors(op)) or '-'} |")
+                reply = "an object" if op.endswith(".new") else _describe_type(operation.range_text or operation.result)
+                lines.append(f"| `{op}` | {arguments or '-'} | {reply} | {', '.join(error_kinds(op)) or '-'} |")
     return "\n".join(lines[1:])
 
 
@@ -75,22 +77,22 @@ def _optional(operation: Operation, name: str) -> str:
     return " (optional)" if name in operation.optional else ""
 
 
-def formats() -> str:
+def formats_text() -> str:
     """The names of all formats, in Markdown; those of FMT-GROUP as one pattern."""
     of_groups = {each.name for each in GROUPS}
     others = _listed([name for name in FORMATS if name not in of_groups])
-    return _paragraph(f"The formats are {others}, and `{GROUP_NAMES}` in all combinations.")
+    return _fill_paragraph(f"The formats are {others}, and `{GROUP_NAMES}` in all combinations.")
 
 
-def _paragraph(text: str) -> str:
+def _fill_paragraph(text: str) -> str:
     return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def limits() -> str:
+def limits_text() -> str:
     """The names of all limits, in Markdown: the sizes and formats of the families, and ARGUMENTS."""
     every = [family.small for family in all_families().values()]
     dtypes = sorted({name for small in every for name, value in small.items() if isinstance(value, str)})
-    sizes = sorted(known() - set(ARGUMENTS) - set(dtypes))
+    sizes = sorted(all_limits() - set(ARGUMENTS) - set(dtypes))
     rows = [(_listed(sizes), "sizes that objects are created with", "numbers, or a range")]
     rows += [(_listed(dtypes), "formats that objects are created with; `dtype` also of the arrays in requests", "names")]
     rows += [(f"`{name}`", about, "boolean" if name in SWITCHES else "numbers, or a range") for name, about in ARGUMENTS.items()]
@@ -106,28 +108,28 @@ def _is_statistics(hint: Any) -> bool:
     return Statistics in getattr(hint, "__mro__", ())
 
 
-def _words(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         return f"array {get_args(hint)[1]}"
     if get_origin(hint) is tuple:
-        parts = [_words(part) for part in get_args(hint)]
+        parts = [_describe_type(part) for part in get_args(hint)]
         return "list of two: " + parts[0] if parts == parts[:1] * 2 else f"list of {len(parts)}: " + "; ".join(parts)
     if get_origin(hint) is Literal:
         return " or ".join(f'`"{word}"`' for word in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_words(part) for part in get_args(hint))
+        return " or ".join(_describe_type(part) for part in get_args(hint))
     if _is_statistics(hint):
         return "an object with " + ", ".join(f"`{name}`" for name in get_type_hints(hint))
     plain = {
         int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null", Array: "array",
     }  # fmt: skip
-    made = made_by(hint)
+    made = result_protocol(hint)
     return f"an object (`{made}`)" if made else plain.get(hint) or "integers"
 
 
-def document() -> dict[str, Any]:
+def json_schema_document() -> dict[str, Any]:
     """The JSON Schema of a line in either direction, with a definition per operation for its arguments and for its result."""
-    shared = schema("kvref.spec", "trace.schema.json")["$defs"]
+    shared = read_schema("kvref.spec", "trace.schema.json")["$defs"]
     hello = {
         "type": "object",
         "required": ["name", "version", "language", "level", "formats", "families"],
@@ -136,15 +138,18 @@ def document() -> dict[str, Any]:
             "level": {"enum": ["exact", "tolerant"]},
             "formats": {"type": "array", "items": {"enum": list(FORMATS)}},
             "families": {"type": "array", "items": {"enum": list(names())}},
-            "limits": {"type": "object", "propertyNames": {"enum": sorted({*known(), *names()})}},
+            "limits": {"type": "object", "propertyNames": {"enum": sorted({*all_limits(), *names()})}},
         },
     }
-    asked = {"hello": _request("hello", {"protocol": {"const": PROTOCOL}}, on=False), "bye": _request("bye", {}, on=False)}
-    asked |= {op: _asked(op, operation) for op, operation in every_operation()}
+    asked = {
+        "hello": _schema_of_request("hello", {"protocol": {"const": PROTOCOL}}, on=False),
+        "bye": _schema_of_request("bye", {}, on=False),
+    }
+    asked |= {op: _request_schema(op, operation) for op, operation in all_operations()}
     given = {"hello": hello, "bye": {"type": "null"}}
-    for op, operation in every_operation():
+    for op, operation in all_operations():
         made = op.endswith(".new")
-        given[op] = {"$ref": "#/$defs/handle"} if made else _type(operation.says or operation.reply)
+        given[op] = {"$ref": "#/$defs/handle"} if made else _schema_of_type(operation.range_text or operation.result)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"https://kvref.dev/protocol/{PROTOCOL}",
@@ -175,38 +180,38 @@ def document() -> dict[str, Any]:
     }
 
 
-def _asked(op: str, operation: Operation) -> dict[str, Any]:
+def _request_schema(op: str, operation: Operation) -> dict[str, Any]:
     optional = [name for name, hint in operation.arguments.items() if op.endswith(".new") and NoneType in get_args(hint)]
     optional += operation.optional
-    arguments = {name: _type(hint) for name, hint in operation.arguments.items()}
+    arguments = {name: _schema_of_type(hint) for name, hint in operation.arguments.items()}
     if op == "tiered.update_policy":
-        arguments = {name: _type(hint) for name, hint in factory("tiered").arguments.items()}
+        arguments = {name: _schema_of_type(hint) for name, hint in factory_operation("tiered").arguments.items()}
         optional = list(arguments)
-    return _request(op, arguments, on=not op.endswith(".new"), optional=optional)
+    return _schema_of_request(op, arguments, on=not op.endswith(".new"), optional=optional)
 
 
-def _request(op: str, arguments: dict[str, Any], on: bool, optional: list[str] | None = None) -> dict[str, Any]:
+def _schema_of_request(op: str, arguments: dict[str, Any], on: bool, optional: list[str] | None = None) -> dict[str, Any]:
     required = [name for name in arguments if name not in (optional or [])]
     args = {"type": "object", "required": required, "properties": arguments, "additionalProperties": False}
     fields = {"id": {"$ref": "#/$defs/id"}, "op": {"const": op}} | ({"on": {"$ref": "#/$defs/id"}} if on else {}) | {"args": args}
     return {"type": "object", "required": list(fields), "properties": fields, "additionalProperties": False}
 
 
-def _type(hint: Any) -> dict[str, Any]:
+def _schema_of_type(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Annotated:
         return {"$ref": "#/$defs/array"}
     if get_origin(hint) is tuple:
-        parts = [_type(part) for part in get_args(hint)]
+        parts = [_schema_of_type(part) for part in get_args(hint)]
         return {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
     if get_origin(hint) is Literal:
         return {"enum": list(get_args(hint))}
     if get_origin(hint) in (Union, UnionType):
-        return {"anyOf": [_type(part) for part in get_args(hint)]}
+        return {"anyOf": [_schema_of_type(part) for part in get_args(hint)]}
     if _is_statistics(hint):
-        return {"type": "object", "properties": {name: _type(part) for name, part in get_type_hints(hint).items()}}
+        return {"type": "object", "properties": {name: _schema_of_type(part) for name, part in get_type_hints(hint).items()}}
     if get_origin(hint) is dict:
         return {"type": "object", "additionalProperties": {"type": "integer"}}
-    if made_by(hint):
+    if result_protocol(hint):
         return {"$ref": "#/$defs/handle"}
     plain: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
     if hint in plain:
@@ -214,7 +219,7 @@ def _type(hint: Any) -> dict[str, Any]:
     return {"$ref": "#/$defs/array"} if hint is Array else {"type": "array", "items": {"type": "integer"}}
 
 
-def chapter(text: str) -> str:
+def updated_chapter(text: str) -> str:
     """The chapter with its generated parts rewritten. Raises ValueError if the markers of a part are missing."""
     for name, part in PARTS.items():
         begin, end = BEGIN.format(name), END.format(name)
@@ -225,13 +230,13 @@ def chapter(text: str) -> str:
     return text
 
 
-PARTS = {"formats": formats, "limits": limits, "operations": tables}
+PARTS = {"formats": formats_text, "limits": limits_text, "operations": operation_tables}
 
 
 def main() -> None:
     path = SPEC / "protocol.md"
-    path.write_text(chapter(path.read_text(encoding="utf-8")), encoding="utf-8")
-    (SPEC / "protocol.schema.json").write_text(json.dumps(document(), indent=1) + "\n", encoding="utf-8")
+    path.write_text(updated_chapter(path.read_text(encoding="utf-8")), encoding="utf-8")
+    (SPEC / "protocol.schema.json").write_text(json.dumps(json_schema_document(), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

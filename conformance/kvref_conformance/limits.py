@@ -22,7 +22,7 @@ from numbers import Integral
 from typing import Any
 
 from kvref_conformance.families import Family, all_families
-from kvref_conformance.oracle.formats import PLAIN, has
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, includes_format
 
 # Limits that are no size of a family, with what each limits (as kvref/spec/protocol.md lists them).
 ARGUMENTS = {
@@ -43,9 +43,9 @@ SWITCHES = {
     "other_eviction_order": False,
     "tables_alone": False,
 }  # with their defaults
-RANGE = ("least", "most", "multiple_of")
-WIDEST = 512  # the largest size that is tried to find one that fits a format's groups
-ONE_AT_LEAST = ("tokens", "sequences")  # limits that must allow 1: the last call of a split append may have one token
+RANGE_KEYS = ("least", "most", "multiple_of")
+MAX_WIDTH = 512  # the largest size that is tried to find one that fits a format's groups
+AT_LEAST_ONE = ("tokens", "sequences")  # limits that must allow 1: the last call of a split append may have one token
 
 
 class LimitsError(Exception):
@@ -79,7 +79,7 @@ class Limit:
         """The smallest allowed value."""
         return min(self.among) if self.among else self.least
 
-    def at_most(self, wanted: int) -> int | None:
+    def largest_up_to(self, wanted: int) -> int | None:
         """The largest allowed value in [1, wanted], or None."""
         if self.among:
             return max((each for each in self.among if 0 < each <= wanted), default=None)
@@ -99,7 +99,7 @@ class Limit:
             return self.among[0]
         return min(self.among, key=lambda value: (abs(value - wanted), -value))
 
-    def above(self, wanted: int) -> Any:
+    def smallest_from(self, wanted: int) -> Any:
         """The smallest allowed value of at least `wanted`; the nearest one if there is none."""
         return self.nearest(min((each for each in self.among if each >= wanted), default=wanted))
 
@@ -112,11 +112,11 @@ class Limit:
         return ", ".join(parts) or "any"
 
 
-ANY = Limit()
+UNLIMITED = Limit()
 
 
 @cache
-def known() -> frozenset[str]:
+def all_limits() -> frozenset[str]:
     """The names of all limits: the sizes of the families, and ARGUMENTS."""
     return frozenset(ARGUMENTS).union(*(family.small for family in all_families().values()))
 
@@ -133,47 +133,52 @@ class Limits:
         self.declared: dict[str, Any] = dict(declared or {})
         self.formats = formats
         self._formats: dict[str, tuple[tuple[str, ...], ...]] = {}  # by family, the supported values of each format argument
-        self._of_all: dict[str, Limit] = {}
-        self._of_family: dict[str, dict[str, Limit]] = {}
+        self._common: dict[str, Limit] = {}
+        self._by_family: dict[str, dict[str, Limit]] = {}
         for name, value in self.declared.items():
             if name in all_families():
                 if not isinstance(value, Mapping):
                     raise LimitsError(f"limits: {name}: expected a mapping of names to limits, got {value!r}")
-                self._of_family[name] = {each: _limit(f"{name}.{each}", each, of) for each, of in value.items()}
+                self._by_family[name] = {each: _parse_limit(f"{name}.{each}", each, of) for each, of in value.items()}
             else:
-                self._of_all[name] = _limit(name, name, value)
+                self._common[name] = _parse_limit(name, name, value)
 
-        self._fit()
+        self._require_consistent()
 
-    def _fit(self) -> None:
+    def _require_consistent(self) -> None:
         """Raise LimitsError if a size that must be at least the sum of others can never be large enough."""
         for family in all_families().values():
             for whole, parts in family.holds.items():
-                most, least = self.of(family.name, whole).largest, sum(self.of(family.name, part).smallest for part in parts)
+                most, least = (
+                    self.limit(family.name, whole).largest,
+                    sum(self.limit(family.name, part).smallest for part in parts),
+                )
                 if most is not None and least > most:
                     raise LimitsError(
                         f"limits: {whole}: at most {most}, but {family.name} needs at least {least} for {' and '.join(parts)}"
                     )
 
-    def of(self, family: str, name: str) -> Limit:
+    def limit(self, family: str, name: str) -> Limit:
         """The limit of a size or argument of a family. Without a declaration, it allows everything."""
-        return self._of_family.get(family, {}).get(name) or self._of_all.get(name) or ANY
+        return self._by_family.get(family, {}).get(name) or self._common.get(name) or UNLIMITED
 
-    def takes(self, family: str, name: str, format: str) -> bool:
+    def allows_format(self, family: str, name: str, format: str) -> bool:
         """Whether a format argument of a family may have this value: the format is offered, and within the limits."""
-        offered = self.formats is None or has(self.formats, format)
-        plain = format not in PLAIN or format in self.dtypes(family)
-        return offered and plain and self.of(family, name).allows(format)
+        offered = self.formats is None or includes_format(self.formats, format)
+        plain = format not in PLAIN_FORMATS or format in self.dtypes(family)
+        return offered and plain and self.limit(family, name).allows(format)
 
     def nearest(self, family: str, name: str, wanted: Any) -> Any:
         """The allowed value nearest to the wanted one, if possible one that fits the groups of an offered format."""
-        record, limit = all_families().get(family), self.of(family, name)
+        record, limit = all_families().get(family), self.limit(family, name)
         if record is None or not record.formats or name not in record.small or name in record.formats:
             return limit.nearest(wanted)
         if family not in self._formats:
             of_each = record.formats.items()
-            self._formats[family] = tuple(tuple(each for each in of if self.takes(family, size, each)) for size, of in of_each)
-        return _fitting(family, name, limit, wanted, self._formats[family])
+            self._formats[family] = tuple(
+                tuple(each for each in of if self.allows_format(family, size, each)) for size, of in of_each
+            )
+        return _nearest_fitting(family, name, limit, wanted, self._formats[family])
 
     def sizes(self, family: Family, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """The numeric sizes among `wanted`, each replaced by the nearest allowed value that is consistent with the others."""
@@ -183,36 +188,38 @@ class Limits:
             layers = near["num_layers"]
             near["num_blocks"] = layers * self.nearest(family.name, "num_blocks", wanted["num_blocks"] // layers)
         for whole, parts in family.holds.items():
-            near[whole] = self.of(family.name, whole).above(max(near[whole], sum(near[part] for part in parts)))
+            near[whole] = self.limit(family.name, whole).smallest_from(max(near[whole], sum(near[part] for part in parts)))
         for whole, part in family.multiples.items():
             if {whole, part} <= near.keys():
                 near[part] = self.nearest(family.name, part, gcd(near[whole], near[part]))
                 near[whole] = self.nearest(family.name, whole, -(-near[whole] // near[part]) * near[part])
         return near
 
-    def beyond(self, family: str, config: Mapping[str, Any]) -> str:
+    def exceeded_sizes(self, family: str, config: Mapping[str, Any]) -> str:
         """The sizes of an object that exceed the limits, as text; "" if all are allowed."""
         found = list[str]()
         for name in all_families()[family].small:
             shared = name == "num_blocks" and self.switch(family, "one_block_table")  # one of its blocks contains all layers
             own = config[name] // config["num_layers"] if shared else config[name]
-            if not self.of(family, name).allows(own):
-                found.append(f"{name} {own}, where its limits say {self.of(family, name)}")
+            if not self.limit(family, name).allows(own):
+                found.append(f"{name} {own}, where its limits say {self.limit(family, name)}")
         return "; ".join(found)
 
     def switch(self, family: str, name: str) -> bool:
         """The value of one of SWITCHES."""
-        limit = self.of(family, name)
+        limit = self.limit(family, name)
         return bool(limit.among[0]) if limit.among else SWITCHES[name]
 
     def dtypes(self, family: str) -> tuple[str, ...]:
         """The dtypes that array arguments may have. The judge uses the first."""
-        limit = self.of(family, "dtype")
-        return tuple(name for name in PLAIN if name in limit.among) or PLAIN  # a limit to quantized formats does not restrict it
+        limit = self.limit(family, "dtype")
+        return (
+            tuple(name for name in PLAIN_FORMATS if name in limit.among) or PLAIN_FORMATS
+        )  # a limit to quantized formats does not restrict it
 
 
 @cache
-def _fitting(family: str, name: str, limit: Limit, wanted: Any, among: tuple[tuple[str, ...], ...]) -> Any:
+def _nearest_fitting(family: str, name: str, limit: Limit, wanted: Any, among: tuple[tuple[str, ...], ...]) -> Any:
     """The nearest allowed value of a size; if it fits no offered format, the nearest of those that fit the most formats.
 
     among: the supported values of each format argument of the family.
@@ -225,27 +232,27 @@ def _fitting(family: str, name: str, limit: Limit, wanted: Any, among: tuple[tup
 
     if any(fits(found)):
         return found
-    values = limit.among or dict.fromkeys(map(limit.nearest, range(found, WIDEST + 1)))
+    values = limit.among or dict.fromkeys(map(limit.nearest, range(found, MAX_WIDTH + 1)))
     fitting = {value: many for value in values if (many := sum(fits(value)))}
     return min(fitting, key=lambda value: (-fitting[value], abs(value - wanted)), default=found)
 
 
-def _limit(at: str, name: str, value: Any) -> Limit:
+def _parse_limit(at: str, name: str, value: Any) -> Limit:
     """Parse one declared limit. at: its name in messages. Raises LimitsError."""
-    if name not in known():
-        near = get_close_matches(str(name), [*known(), *all_families()], n=1)
+    if name not in all_limits():
+        near = get_close_matches(str(name), [*all_limits(), *all_families()], n=1)
         raise LimitsError(
-            f"limits: {at}: no such size{f': did you mean {near[0]}?' if near else ''} (known: {', '.join(sorted(known()))})"
+            f"limits: {at}: no such size{f': did you mean {near[0]}?' if near else ''} (known: {', '.join(sorted(all_limits()))})"
         )
     if name in SWITCHES:
         if not isinstance(value, bool):
             raise LimitsError(f"limits: {at}: expected true or false, got {value!r}")
         return Limit((value,))
-    words, lowest = _formats().get(name), int(name not in _may_be_zero())
+    words, lowest = _format_arguments().get(name), int(name not in _sizes_that_may_be_zero())
     if isinstance(value, Mapping):
         if words:
             raise LimitsError(f"limits: {at}: expected some of {', '.join(words)}, got {dict(value)!r}")
-        limit = _range(at, value, lowest)
+        limit = _parse_range(at, value, lowest)
     else:
         values = tuple(value) if isinstance(value, list | tuple | set | frozenset | range) else (value,)
         if not values:
@@ -257,15 +264,15 @@ def _limit(at: str, name: str, value: Any) -> Limit:
                 expected = f"some of {', '.join(words)}" if words else f"integers of at least {lowest}"
                 raise LimitsError(f"limits: {at}: expected {expected}, got {each!r}")
         limit = Limit(values)
-    if name in ONE_AT_LEAST and not limit.allows(1):
+    if name in AT_LEAST_ONE and not limit.allows(1):
         raise LimitsError(f'limits: {at}: expected a limit that allows 1, such as {{"most": 8}}, got {limit}')
     return limit
 
 
-def _range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
+def _parse_range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
     for name, number in value.items():
-        if name not in RANGE:
-            raise LimitsError(f"limits: {at}: expected some of {', '.join(RANGE)}, got {name!r}")
+        if name not in RANGE_KEYS:
+            raise LimitsError(f"limits: {at}: expected some of {', '.join(RANGE_KEYS)}, got {name!r}")
         if number is None and name == "most":
             continue
         if not isinstance(number, Integral) or isinstance(number, bool) or number < (name == "multiple_of"):
@@ -283,7 +290,7 @@ def _range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
 
 
 @cache
-def _formats() -> dict[str, tuple[str, ...]]:
+def _format_arguments() -> dict[str, tuple[str, ...]]:
     """The format arguments, with the values that each may have in any family."""
     found: dict[str, tuple[str, ...]] = {}
     for family in all_families().values():
@@ -293,6 +300,6 @@ def _formats() -> dict[str, tuple[str, ...]]:
 
 
 @cache
-def _may_be_zero() -> frozenset[str]:
+def _sizes_that_may_be_zero() -> frozenset[str]:
     """The sizes that may be 0 in any family."""
     return frozenset(name for family in all_families().values() for name in family.may_be_zero)

@@ -19,7 +19,7 @@ import pytest
 
 from kvref_conformance.drivers.resource_limits import TIMEOUT
 from kvref_conformance.runner.options import EXAMPLES, Effort, RunOptions
-from kvref_conformance.runner.verdict import LEAST_JUDGED
+from kvref_conformance.runner.verdict import MIN_JUDGED_PERCENT
 
 if TYPE_CHECKING:
     from kvref_conformance.clauses import Clause
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from kvref_conformance.testlib.registry import Check
 
 FAMILIES = Path(__file__).parent / "families"
-JUDGES = pytest.StashKey[dict[str, Any]]()
-RESULTS = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
-TOLD = pytest.StashKey[dict[str, Any]]()  # by the name of the implementation
-CLAUSES = pytest.StashKey[dict[Path, list[Any]]]()  # the selected clauses with their checks, by the file of their first check
+JUDGES_KEY = pytest.StashKey[dict[str, Any]]()
+RESULTS_KEY = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
+DEDUPLICATOR_KEY = pytest.StashKey[dict[str, Any]]()  # by the name of the implementation
+CLAUSES_KEY = pytest.StashKey[dict[Path, list[Any]]]()  # the selected clauses with their checks, by the file of their first check
 
 
-class Failed(Exception):
+class ClauseFailed(Exception):
     """The clause of a test is broken. The failure is in the test's `result`."""
 
 
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvref-family", metavar="FAMILY", help="run only the checks of one family")
     group.addoption("--kvref-clause", action="append", metavar="CLAUSE",
                     help="run only these clauses (PAGED-07, 'FMT-*'); may be repeated")  # fmt: skip
-    group.addoption("--kvref-least-judged", type=float, default=LEAST_JUDGED, metavar="PERCENT",
+    group.addoption("--kvref-least-judged", type=float, default=MIN_JUDGED_PERCENT, metavar="PERCENT",
                     help="minimum percentage of judged clauses of the offered families (default %(default)g)")  # fmt: skip
     group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of random inputs (default %(default)s)")
     group.addoption("--kvref-slow", action="store_true", help="also run checks that need gigabytes of memory")
@@ -66,37 +66,37 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     names, option = dict.fromkeys(session.config.getoption("--kvref")), session.config.getoption
     if not names and option("pyargs") and any(part.startswith("kvref_conformance") for part in session.config.args):
         raise pytest.UsageError("expected --kvref NAME, the implementation to judge (kvref check --help describes NAME)")
-    if not names or JUDGES in session.config.stash:
+    if not names or JUDGES_KEY in session.config.stash:
         return
-    from kvref_conformance.outcome import CannotRun
-    from kvref_conformance.runner.expected_failures import ExpectedFailuresError, read
-    from kvref_conformance.runner.start import make_runner
+    from kvref_conformance.exceptions import CannotRun
+    from kvref_conformance.runner.expected_failures import ExpectedFailuresError, read_expected_failures
+    from kvref_conformance.runner.subprocess_runner import make_runner
 
     try:
         _clauses_of_files(session.config)
-        session.config.stash[JUDGES] = {name: make_runner(_asked(session.config, name)) for name in names}
+        session.config.stash[JUDGES_KEY] = {name: make_runner(_run_options(session.config, name)) for name in names}
         if option("--kvref-xfails"):
-            read(Path(option("--kvref-xfails")))
+            read_expected_failures(Path(option("--kvref-xfails")))
     except (CannotRun, ExpectedFailuresError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Close the implementations. If too few clauses were judged, exit with the status that pytest uses for "no tests ran"."""
-    for judge in session.config.stash.get(JUDGES, {}).values():
+    for judge in session.config.stash.get(JUDGES_KEY, {}).values():
         judge.close()
-    little = any(conclusion.verdict == "not judged" for conclusion in _conclusions(session.config).values())
+    little = any(conclusion.verdict == "not judged" for conclusion in _verdicts(session.config).values())
     if little and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[RESULTS] = {}
+    config.stash[RESULTS_KEY] = {}
     if config.getoption("--kvref"):
-        config.pluginmanager.register(Collected(config.stash[RESULTS]))
+        config.pluginmanager.register(ResultCollector(config.stash[RESULTS_KEY]))
 
 
-class Collected:
+class ResultCollector:
     """Collects the results by the name of the implementation, including those of pytest-xdist's worker processes."""
 
     def __init__(self, results: dict[str, list[dict[str, Any]]]) -> None:
@@ -107,40 +107,40 @@ class Collected:
             self._results.setdefault(report.kvref_name, []).append(report.kvref)
 
 
-def _conclusions(config: pytest.Config) -> dict[str, RunVerdict]:
-    from kvref_conformance.runner.verdict import conclude
+def _verdicts(config: pytest.Config) -> dict[str, RunVerdict]:
+    from kvref_conformance.runner.verdict import overall_verdict
 
     least = config.getoption("--kvref-least-judged")
-    return {name: conclude(results, least) for name, results in config.stash[RESULTS].items()}
+    return {name: overall_verdict(results, least) for name, results in config.stash[RESULTS_KEY].items()}
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the verdict of each implementation, one per line."""
     from kvref_conformance.report.console import conclusion_text
 
-    conclusions = _conclusions(config)
+    conclusions = _verdicts(config)
     if conclusions:
         terminalreporter.section("kvref")
     for name, conclusion in conclusions.items():
         terminalreporter.line(f"{name}: {conclusion_text(conclusion)}")
 
 
-def _asked(config: pytest.Config, name: str) -> RunOptions:
+def _run_options(config: pytest.Config, name: str) -> RunOptions:
     def option(name: str) -> Any:
         return config.getoption(f"--kvref-{name}")
 
     searched = option("seed"), option("slow"), option("real"), option("examples"), option("deep")
-    effort = Effort(*searched, option("timeout"), keep=option("traces") is not None)
+    effort = Effort(*searched, option("timeout"), keep_traces=option("traces") is not None)
     return RunOptions(name, effort, option("family"), option("isolate"))
 
 
-def _chosen(config: pytest.Config) -> dict[Clause, list[Check]]:
+def _select_clauses(config: pytest.Config) -> dict[Clause, list[Check]]:
     """The selected clauses with their checks. Raises CannotRun."""
-    from kvref_conformance.outcome import CannotRun
-    from kvref_conformance.runner.check_runner import select
+    from kvref_conformance.exceptions import CannotRun
+    from kvref_conformance.runner.check_runner import select_checks
 
     try:
-        return select(",".join(config.getoption("--kvref-clause") or ["*"]), config.getoption("--kvref-family"))
+        return select_checks(",".join(config.getoption("--kvref-clause") or ["*"]), config.getoption("--kvref-family"))
     except CannotRun as error:
         raise CannotRun(f"--kvref-clause {error}") from None
 
@@ -153,14 +153,14 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 def _clauses_of_files(config: pytest.Config) -> dict[Path, list[tuple[Clause, list[Check]]]]:
     """The selected clauses by the file that contains their first check. Raises CannotRun."""
-    if CLAUSES not in config.stash:
-        found = config.stash[CLAUSES] = {}
-        for clause, checks in _chosen(config).items():
-            found.setdefault(Path(_written(clause, checks).source.rpartition(":")[0]), []).append((clause, checks))
-    return config.stash[CLAUSES]
+    if CLAUSES_KEY not in config.stash:
+        found = config.stash[CLAUSES_KEY] = {}
+        for clause, checks in _select_clauses(config).items():
+            found.setdefault(Path(_first_function(clause, checks).source.rpartition(":")[0]), []).append((clause, checks))
+    return config.stash[CLAUSES_KEY]
 
 
-def _written(clause: Clause, checks: list[Check]) -> Check:
+def _first_function(clause: Clause, checks: list[Check]) -> Check:
     """The first check that is a function. If the clause has only a state machine in this family, one of another family."""
     from kvref_conformance.testlib.registry import all_checks
 
@@ -171,52 +171,55 @@ class ClauseFile(pytest.File):
     """The tests of the clauses whose first check is in this file."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from kvref_conformance.runner.expected_failures import read
+        from kvref_conformance.runner.expected_failures import read_expected_failures
 
         option = self.config.getoption
-        expected = read(Path(option("--kvref-xfails"))) if option("--kvref-xfails") else {}
-        judges = self.config.stash[JUDGES]
+        expected = read_expected_failures(Path(option("--kvref-xfails"))) if option("--kvref-xfails") else {}
+        judges = self.config.stash[JUDGES_KEY]
         called = Counter(judge.implementation.name for judge in judges.values())
         for name, judge in judges.items():
             own = judge.implementation.name
             for clause, checks in _clauses_of_files(self.config).get(self.path, []):
                 test = f"{clause.id}[{own if called[own] == 1 else name}]"
-                item = ClauseItem.of(self, test, clause, checks, name, judge)
+                item = ClauseItem.create(self, test, clause, checks, name, judge)
                 if clause.id in expected:
                     item.reason = expected[clause.id]
                     # Not strict: the report lists clauses that passed, and --update-xfails removes them from the file.
-                    item.add_marker(pytest.mark.xfail(reason=item.reason, raises=Failed, strict=False))
+                    item.add_marker(pytest.mark.xfail(reason=item.reason, raises=ClauseFailed, strict=False))
                 yield item
 
 
 class ClauseItem(pytest.Item):
     """The test of one clause for one implementation.
 
-    name_asked: the name by which the user selected the implementation. reason: why the clause is expected to fail, or None.
+    implementation_name: the name by which the user selected the implementation. reason: why the clause is expected to fail, or
+    None.
     """
 
     clause: Clause
     checks: list[Check]
-    name_asked: str
+    implementation_name: str
     judge: CheckRunner
     reason: str | None = None
 
     @classmethod
-    def of(cls, parent: ClauseFile, test: str, clause: Clause, checks: list[Check], name: str, judge: CheckRunner) -> ClauseItem:
+    def create(
+        cls, parent: ClauseFile, test: str, clause: Clause, checks: list[Check], name: str, judge: CheckRunner
+    ) -> ClauseItem:
         item: ClauseItem = cls.from_parent(parent, name=test)
-        item.clause, item.checks, item.name_asked, item.judge = clause, checks, name, judge
+        item.clause, item.checks, item.implementation_name, item.judge = clause, checks, name, judge
         return item
 
     def runtest(self) -> None:
         from kvref_conformance.implementation_api import offers
-        from kvref_conformance.runner.check_runner import through, verdict_of
-        from kvref_conformance.traces.paths import save_all, save_failure
+        from kvref_conformance.runner.check_runner import derivations_of_verdict, verdict_of
+        from kvref_conformance.traces.paths import save_all_traces, save_failure
 
         option = self.config.getoption
-        outcomes = self.judge.clause(self.checks)
-        saved = save_failure(outcomes, Path(option("--kvref-failures")), self.clause.id, self.name_asked)
+        outcomes = self.judge.judge_clause(self.checks)
+        saved = save_failure(outcomes, Path(option("--kvref-failures")), self.clause.id, self.implementation_name)
         if option("--kvref-traces"):
-            save_all(outcomes, Path(option("--kvref-traces")), self.clause.id, self.name_asked)
+            save_all_traces(outcomes, Path(option("--kvref-traces")), self.clause.id, self.implementation_name)
         verdict: str = verdict_of(outcomes)
         missing = self.judge.missing(self.checks, outcomes)
         if self.reason is not None:
@@ -228,27 +231,27 @@ class ClauseItem(pytest.Item):
             "verdict": verdict,
             "offered": any(offers(self.judge.implementation, check.family) for check in self.checks),
             "missing": missing,
-            "through": through(self.checks, outcomes),
+            "through": derivations_of_verdict(self.checks, outcomes),
             "reason": self.reason,
             "shown": saved[0].check if saved else None,
             "trace": str(saved[1]) if saved else None,
             "checks": [{name: value for name, value in vars(outcome).items() if name != "trace"} for outcome in outcomes],
         }
         if verdict in ("failed", "xfailed"):
-            raise Failed
+            raise ClauseFailed
         if verdict not in ("passed", "xpassed"):
             pytest.skip(f"{verdict}: {', '.join(missing)}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from kvref_conformance.report.console import FaultDeduplicator, failure_text
 
-        if not isinstance(excinfo.value, Failed):
+        if not isinstance(excinfo.value, ClauseFailed):
             return super().repr_failure(excinfo, style)
-        told = self.config.stash.setdefault(TOLD, {}).setdefault(self.name_asked, FaultDeduplicator())
-        return failure_text(self.result, _asked(self.config, self.name_asked), told)
+        told = self.config.stash.setdefault(DEDUPLICATOR_KEY, {}).setdefault(self.implementation_name, FaultDeduplicator())
+        return failure_text(self.result, _run_options(self.config, self.implementation_name), told)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        path, _, line = _written(self.clause, self.checks).source.rpartition(":")
+        path, _, line = _first_function(self.clause, self.checks).source.rpartition(":")
         return Path(path), int(line) - 1, self.name
 
 
@@ -256,5 +259,8 @@ class ClauseItem(pytest.Item):
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
     if isinstance(item, ClauseItem) and call.when == "call" and hasattr(item, "result"):
-        report.kvref, report.kvref_name = item.result, item.name_asked  # plain data, which pytest-xdist sends between processes
+        report.kvref, report.kvref_name = (
+            item.result,
+            item.implementation_name,
+        )  # plain data, which pytest-xdist sends between processes
     return report

@@ -12,9 +12,9 @@ import kvref
 from kvref.canary import sized
 from kvref.formats import FORMATS
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.oracle.formats import ROTATED, STATIC
+from kvref_conformance.oracle.formats import ROTATED_FORMATS, STATIC_FORMATS
 
-MOST_FORMATS = tuple(name for name in FORMATS if name not in (*STATIC, *ROTATED))  # few mutants use these two
+MOST_FORMATS = tuple(name for name in FORMATS if name not in (*STATIC_FORMATS, *ROTATED_FORMATS))  # few mutants use these two
 CONFIGS: dict[str, Any] = {
     "channels": kvref.ChannelConfig,
     "contiguous": kvref.ContiguousConfig,

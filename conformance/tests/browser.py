@@ -110,7 +110,7 @@ def written(folder, *lines):
     return path
 
 
-def conversation(op, config, *calls):
+def call_trace(op, config, *calls):
     """The lines of a trace: an object that the first operation creates, then calls (operation, arguments, result) on it."""
     lines = [HEADER, NEW | {"op": op, "args": config}, MADE]
     for id, (op, args, ok) in enumerate(calls, 2):

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from kvref_conformance.calls.messages import CallError, CallReply, CallRequest, Exchange
-from kvref_conformance.fuzz.campaign import Campaign, Listener
+from kvref_conformance.exceptions import ClauseViolation
+from kvref_conformance.fuzz.campaign import Campaign, CampaignListener
 from kvref_conformance.fuzz.corpus import CampaignRun
 from kvref_conformance.fuzz.findings import FuzzFailure
 from kvref_conformance.fuzz.seed_scheduler import SeedScheduler
 from kvref_conformance.fuzz.work_unit import UnitFailure, UnitResult, WorkUnit
-from kvref_conformance.outcome import Broken, CheckResult
+from kvref_conformance.results import CheckResult
 
 
 def exchange(number, op, raised=""):
@@ -20,8 +21,8 @@ def exchange(number, op, raised=""):
 def seen(seed, *calls, family="paged", clause="PAGED-07", states=(), transitions=()):
     found = None
     if calls:
-        conversation = [exchange(number, call.rstrip("!"), "X" * call.endswith("!")) for number, call in enumerate(calls, 1)]
-        found = FuzzFailure(clause, conversation, Broken("", "", "", clause))
+        call_trace = [exchange(number, call.rstrip("!"), "X" * call.endswith("!")) for number, call in enumerate(calls, 1)]
+        found = FuzzFailure(clause, call_trace, ClauseViolation("", "", "", clause))
     return UnitResult(WorkUnit(family, "calls", seed), 5, 100, frozenset(states), frozenset(transitions), found)
 
 
@@ -31,7 +32,7 @@ def short(seed, *shape, clause="PAGED-07"):
 
 def kept(failures, failed):
     """A shrunk failure whose trace was written."""
-    known = failures.short(failed)
+    known = failures.add_shrunk(failed)
     known.trace = "a file"
     return known
 
@@ -67,8 +68,8 @@ class Here:
 
 def explored(team, corpus, families=("blocks", "buffers", "contiguous"), seed=0, **listener):
     """Run a search; return it and all units that it requested."""
-    steering = SeedScheduler(list(families), [], [], seed)
-    exploring = Campaign(team, corpus, steering, CampaignRun("now", seed, 1), Listener(**listener))
+    scheduler = SeedScheduler(list(families), [], [], seed)
+    campaign = Campaign(team, corpus, scheduler, CampaignRun("now", seed, 1), CampaignListener(**listener))
     with pytest.raises(KeyboardInterrupt):
-        exploring.go(1000.0)
-    return exploring
+        campaign.run_for(1000.0)
+    return campaign

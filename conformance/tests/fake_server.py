@@ -36,7 +36,7 @@ class Fake:
             said = body["messages"][0]["content"]
         if isinstance(said, list):
             return said
-        found = vocabulary.tokens(self.canary, said)
+        found = vocabulary.to_tokens(self.canary, said)
         return found if self.wrong == "adds no begin-of-text" else [BOS, *found]
 
     def say(self, prompt, count):
@@ -145,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
         return (self.stream if body.get("stream") else self.complete)(body, texts, len(prompt), said)
 
     def text(self, said):
-        joined = vocabulary.text(self.fake.canary, said)
+        joined = vocabulary.to_text(self.fake.canary, said)
         return {"no spaces": joined.replace(" ", ""), "leading space": f" {joined}"}.get(self.fake.wrong, joined)
 
     def complete(self, body, texts, prompt_tokens=0, said=()):

@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 import kvref
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.outcome import NotOffered
 
 
 class Well(OnBackend):

@@ -5,15 +5,15 @@ import sys
 
 import numpy as np
 
-from kvref_conformance.calls.messages import ObjectReference, error_of, kinds_of
-from kvref_conformance.calls.operation_table import made_by, operations
-from kvref_conformance.drivers.reply_validation import plain
+from kvref_conformance.calls.messages import ObjectReference, error_kinds, to_call_error
+from kvref_conformance.calls.operation_table import operations, result_protocol
+from kvref_conformance.drivers.reply_validation import to_plain_data
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families import names
-from kvref_conformance.implementations import load
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.traces.json_codec import from_wire, to_wire
 
-implementation = load(sys.argv[1])
+implementation = load_implementation(sys.argv[1])
 objects = {}
 
 
@@ -33,12 +33,12 @@ def perform(id, op, on, args):
     operation = operations(family)[name]
     found = getattr(objects[on], name)
     if operation.attribute:
-        return plain(implementation, found, operation.reply, op)
+        return to_plain_data(implementation, found, operation.result, op)
     result = found(*[given.pop(each) for each in operation.parameters if each in given], **given)
-    if made_by(operation.reply):
+    if result_protocol(operation.result):
         objects[id] = result
         return ObjectReference(id)
-    return plain(implementation, result, operation.reply, op)
+    return to_plain_data(implementation, result, operation.result, op)
 
 
 def own(value):
@@ -54,7 +54,7 @@ for line in sys.stdin:
     try:
         reply = {"ok": to_wire(perform(request["id"], request["op"], request.get("on"), request["args"]))}
     except Exception as error:
-        said = error_of(error)
-        declined = "NotOffered" in kinds_of(error) or isinstance(error, AttributeError)
+        said = to_call_error(error)
+        declined = "NotOffered" in error_kinds(error) or isinstance(error, AttributeError)
         reply = {"error": {"kind": "NotOffered" if declined else said.kind, "message": said.message}}
     print(json.dumps({"id": request["id"], **reply}), flush=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from sessions import running_in
 
-from kvref_conformance.implementations import load
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.runner import parallel
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks
 from kvref_conformance.runner.options import EXAMPLES, Effort, RunOptions
-from kvref_conformance.runner.parallel import side_by_side, usual_jobs
+from kvref_conformance.runner.parallel import default_jobs, run_in_parallel
 
 HERE = Path(__file__).parent
 SOME = ("--clause", "BLOCK-*,SHARE-*", "--examples", "8")
@@ -37,11 +37,11 @@ def test_several_processes_say_what_one_says(kvref, tmp_path, name):
 
 
 def test_each_clause_is_told_its_own_of_what_a_machine_found():
-    judge = CheckRunner(load("zoo:blocks-freed-twice"), Effort(examples=10), "zoo:blocks-freed-twice")
-    chosen = {clause: [check for check in checks if check.run is None] for clause, checks in select("BLOCK-*").items()}
-    with side_by_side(judge, chosen, 2):
-        beside = {check.clause: isinstance(judge.ask_about(check), Failure) for checks in chosen.values() for check in checks}
-    here = {check.clause: isinstance(judge.ask_about(check), Failure) for checks in chosen.values() for check in checks}
+    judge = CheckRunner(load_implementation("zoo:blocks-freed-twice"), Effort(examples=10), "zoo:blocks-freed-twice")
+    chosen = {clause: [check for check in checks if check.run is None] for clause, checks in select_checks("BLOCK-*").items()}
+    with run_in_parallel(judge, chosen, 2):
+        beside = {check.clause: isinstance(judge.judge_check(check), Failure) for checks in chosen.values() for check in checks}
+    here = {check.clause: isinstance(judge.judge_check(check), Failure) for checks in chosen.values() for check in checks}
     assert beside == here
     assert {True, False} == {*here.values()}
 
@@ -54,16 +54,16 @@ def test_ctrl_c_ends_them_all(kvref, tmp_path):
 
 
 def test_what_cannot_be_loaded_there_is_said_in_a_line(monkeypatch):
-    judge = CheckRunner(load("reference"), Effort(examples=2), "no-such-name")
-    chosen = select("BLOCK-01")
-    with side_by_side(judge, chosen, 2), pytest.raises(CannotRun, match="no-such-name"):
-        judge.clause(*chosen.values())
+    judge = CheckRunner(load_implementation("reference"), Effort(examples=2), "no-such-name")
+    chosen = select_checks("BLOCK-01")
+    with run_in_parallel(judge, chosen, 2), pytest.raises(CannotRun, match="no-such-name"):
+        judge.judge_clause(*chosen.values())
 
 
 def test_what_can_be_loaded_only_once_says_why(kvref, tmp_path):
     (tmp_path / "onlyone.py").write_text(
-        "import pathlib\nfrom kvref_conformance.implementations import load\n"
-        "def Made():\n    pathlib.Path('lock').mkdir()\n    return load('reference')\n"
+        "import pathlib\nfrom kvref_conformance.implementations import load_implementation\n"
+        "def Made():\n    pathlib.Path('lock').mkdir()\n    return load_implementation('reference')\n"
     )
     done = kvref("check", "onlyone:Made", *SOME, "--jobs", "2")
     assert done.returncode == 2
@@ -78,9 +78,9 @@ def test_arithmetic_has_one_thread_a_process_unless_somebody_says(kvref, tmp_pat
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
     (tmp_path / "threads.py").write_text(
-        "import os, pathlib\nfrom kvref_conformance.implementations import load\n"
+        "import os, pathlib\nfrom kvref_conformance.implementations import load_implementation\n"
         "def Made():\n    pathlib.Path(str(os.getpid())).write_text(os.environ.get('OMP_NUM_THREADS', 'none'))\n"
-        "    return load('reference')\n"
+        "    return load_implementation('reference')\n"
     )
     assert kvref("check", "threads:Made", "--clause", "BLOCK-*", "--examples", "3", "--jobs", "2").returncode == 0
     numbers = [place.read_text() for place in tmp_path.iterdir() if place.name.isdigit()]
@@ -91,11 +91,11 @@ def test_arithmetic_has_one_thread_a_process_unless_somebody_says(kvref, tmp_pat
 def test_ctrl_c_ends_what_is_still_loading(kvref, tmp_path):
     """Loading takes a minute in the second process, and Ctrl-C is pressed during it."""
     (tmp_path / "slow.py").write_text(
-        "import os, pathlib, signal, time\nfrom kvref_conformance.implementations import load\n"
+        "import os, pathlib, signal, time\nfrom kvref_conformance.implementations import load_implementation\n"
         "def Made():\n    if pathlib.Path('one').exists():\n"
         "        if not pathlib.Path('two').exists():\n"
         "            pathlib.Path('two').mkdir()\n            os.kill(os.getppid(), signal.SIGINT)\n"
-        "        time.sleep(60)\n    pathlib.Path('one').mkdir()\n    return load('reference')\n"
+        "        time.sleep(60)\n    pathlib.Path('one').mkdir()\n    return load_implementation('reference')\n"
     )
     began = time.monotonic()
     done = kvref("check", "slow:Made", *SOME, "--jobs", "2")
@@ -121,7 +121,7 @@ def test_nonsense_is_refused(kvref, options, said):
 def test_several_where_they_pay_and_are_in_nobodys_way(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16), raising=False)
     all_of_it, little = Effort(), Effort(examples=EXAMPLES - 1)
-    assert usual_jobs(RunOptions("numpy", all_of_it), everything=True) == parallel.MOST
+    assert default_jobs(RunOptions("numpy", all_of_it), everything=True) == parallel.MAX_JOBS
     one = [
         (RunOptions("numpy", all_of_it), False),
         (RunOptions("numpy", little), True),
@@ -130,6 +130,6 @@ def test_several_where_they_pay_and_are_in_nobodys_way(monkeypatch):
         (RunOptions("mine:Cache", all_of_it), True),
         (RunOptions("exec:./harness", all_of_it), True),
     ]
-    assert [usual_jobs(asked, everything) for asked, everything in one] == [1] * len(one)
+    assert [default_jobs(run_options, everything) for run_options, everything in one] == [1] * len(one)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(1), raising=False)
-    assert usual_jobs(RunOptions("numpy", all_of_it), everything=True) == 1
+    assert default_jobs(RunOptions("numpy", all_of_it), everything=True) == 1

@@ -10,7 +10,7 @@ from kvref_conformance.calls.messages import CallReply, CallRequest, Exchange, O
 from kvref_conformance.calls.operation_table import operations
 from kvref_conformance.oracle.expectations import ExpectedError
 from kvref_conformance.oracle.model_runner import ModelRunner
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded")
@@ -23,9 +23,9 @@ def test_a_right_cache_may_look_in_any_order(pick):
     judge = CheckRunner(Implementation(PICKS[pick]), Effort(examples=8))
     failed = {
         clause.id
-        for clause, checks in select().items()
+        for clause, checks in select_checks().items()
         if clause.id != "LAW-18"  # errors do not depend on production sizes
-        and verdict_of(judge.clause([check for check in checks if check.family in FAMILIES])) == "failed"
+        and verdict_of(judge.judge_clause([check for check in checks if check.family in FAMILIES])) == "failed"
     }
     assert failed == set()
 
@@ -184,12 +184,12 @@ EACH = [
 
 @pytest.mark.parametrize(("family", "name", "args", "kinds"), EACH)
 def test_what_may_be_said_of_a_call(family, name, args, kinds):
-    witness = ModelRunner("exact")
+    models = ModelRunner("exact")
     new = CallRequest(1, f"{family}.new", None, NEW[family])
-    witness.judge(Exchange(new, CallReply(ObjectReference(1))), witness.expect(new))
+    models.judge(Exchange(new, CallReply(ObjectReference(1))), models.expect(new))
     for number, (before, given, reply) in enumerate(BEFORE.get(family, ()), start=2):
-        request, expected = said(witness, number, family, before, given)
-        witness.judge(Exchange(request, CallReply(reply)), expected)
-    _, expected = said(witness, 9, family, name, args)
+        request, expected = said(models, number, family, before, given)
+        models.judge(Exchange(request, CallReply(reply)), expected)
+    _, expected = said(models, 9, family, name, args)
     assert isinstance(expected, ExpectedError)
     assert set(expected.kinds) == kinds

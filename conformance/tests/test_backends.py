@@ -13,9 +13,9 @@ from kvref.errors import BackendNotFound, DtypeMismatch, ShapeMismatch, SlotOutO
 from kvref.formats.ggml import GGML
 from kvref.formats.group_scales import GroupFormat
 from kvref.formats.hadamard import HadamardFormat
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.oracle.attention import attention as exact
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 NUMPY = kvref.backend("numpy")
@@ -210,7 +210,7 @@ EVERYWHERE = ["reference", "numpy", "reference:strict", *FAST[1:2]]
 
 
 def on(name):
-    return load(name).kernels()
+    return load_implementation(name).kernels()
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
@@ -281,9 +281,9 @@ def test_what_torch_does_itself_breaks_no_clause(name):
 
     `nox -s theirs` judges eager PyTorch completely; compiled, each new shape takes long.
     """
-    judge = CheckRunner(load(name), Effort(examples=10, timeout=300.0))
+    judge = CheckRunner(load_implementation(name), Effort(examples=10, timeout=300.0))
     for family in ("rows", "elements", "kernels"):
-        verdicts = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
+        verdicts = {clause.id: verdict_of(judge.judge_clause(checks)) for clause, checks in select_checks(family=family).items()}
         assert "passed" in verdicts.values()
         assert [clause for clause, verdict in verdicts.items() if verdict == "failed"] == []
 

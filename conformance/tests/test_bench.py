@@ -78,13 +78,13 @@ def test_a_step_in_a_window_is_held_against_the_reading_of_it(bench, tmp_path):
 
 
 def test_a_rival_whose_package_is_missing_is_left_out():
-    assert baselines.here("numpy", "numpy.linalg")
-    assert not baselines.here("numpy", "no_such_package.part")
+    assert baselines.are_installed("numpy", "numpy.linalg")
+    assert not baselines.are_installed("numpy", "no_such_package.part")
 
 
 def test_rivals_that_are_missing_are_named(monkeypatch):
     monkeypatch.setattr(comparison, "PACKAGES", ("numpy", "no-such-package", "vllm"))
-    assert comparison.absent() == ["no-such-package", *([] if baselines.here("vllm") else ["vllm"])]
+    assert comparison.missing_packages() == ["no-such-package", *([] if baselines.are_installed("vllm") else ["vllm"])]
 
 
 @pytest.fixture
@@ -124,23 +124,23 @@ def test_engines_do_the_job_that_the_prefix_cache_does(small, monkeypatch):
         return [fake]
 
     fakes = []
-    monkeypatch.setattr(prefix_managers, "of_prefixes", all_here)
-    match, branches, begin, evict = prefixes.contests([], lambda title: "fork" not in title)
+    monkeypatch.setattr(prefix_managers, "prefix_managers", all_here)
+    match, branches, begin, evict = prefixes.prefix_contests([], lambda title: "fork" not in title)
     for each in match, branches:
-        found = {entry.who: entry.run() for entry in each.entries}
+        found = {entry.label: entry.run() for entry in each.entries}
         assert found == {"kvref prefix": 2032, "python: a chain of hash() of tuples": 128, "fake": 2048, "fake, prepared": 2048}
     for entry in begin.entries + evict.entries:
         entry.run()
-    assert [entry.who for entry in begin.entries] == ["kvref prefix, a hit", "kvref prefix, cold", "fake, a hit", "fake, cold"]
+    assert [entry.label for entry in begin.entries] == ["kvref prefix, a hit", "kvref prefix, cold", "fake, a hit", "fake, cold"]
     assert [each.served for each in fakes] == [[], [], [(2048, False), (0, False)], [(0, True)]]
 
 
 @pytest.mark.parametrize("name", ["vllm KVCacheManager", "sglang RadixCache", "sglang UnifiedRadixCache"])
 def test_an_engine_finds_what_a_prefix_cache_finds(name):
-    if not baselines.here("torch", name.split()[0]):
+    if not baselines.are_installed("torch", name.split()[0]):
         pytest.skip(f"{name.split()[0]} is not installed")
     kept, cold = list(range(1, 129)), list(range(1001, 1129))
-    (engine,) = (each for each in prefix_managers.of_prefixes([kept], 64, 16, 128) if each.name == name)
+    (engine,) = (each for each in prefix_managers.prefix_managers([kept], 64, 16, 128) if each.name == name)
     assert engine.find(engine.prepare(kept)) == 112  # not all: the logits of the last token are needed
     assert (engine.serve(cold, keep=False), engine.serve(cold, keep=True), engine.serve(cold, keep=False)) == (0, 0, 112)
     assert engine.find(engine.prepare([*kept[:40], *cold[40:]])) == 32
@@ -164,7 +164,7 @@ def test_a_ratio_is_the_median_of_rounds_by_the_memcpy_of_the_same_round(monkeyp
     monkeypatch.setattr(comparison, "perf_counter", lambda: now[0])
     place = comparison.Machine(lambda size: taking(size * 1e-6))
     entries = [comparison.Contender("four times", taking(4.0), place), comparison.Contender("turn", faster_and_slower, place)]
-    four, _ = comparison.hold(comparison.Comparison("work", "", 2 * 10**6, entries, data=5 * 10**5)).scores
+    four, _ = comparison.run_comparison(comparison.Comparison("work", "", 2 * 10**6, entries, data=5 * 10**5)).scores
     assert four.of_bytes == pytest.approx((4.0, 4.0, 4.0))
     assert four.of_data == pytest.approx((8.0, 8.0, 8.0))
     assert {round(each) for each in four.seconds} <= {4, 6, 8}

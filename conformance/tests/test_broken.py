@@ -9,7 +9,7 @@ from kvref_conformance.clauses import all_clauses
 from kvref_conformance.fuzz.findings import Search
 from kvref_conformance.fuzz.hypothesis_runner import run_machine
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks
 from kvref_conformance.runner.options import Effort
 from kvref_conformance.testlib.registry import all_checks
 
@@ -21,14 +21,14 @@ def test_every_clause_has_a_bug_that_is_planted_or_in_the_zoo():
 
 def failing(judge, checks):
     """Return the names of the failing checks, in order; failures are not shrunk."""
-    return (check.name for check in checks if isinstance(judge.ask_about(check), Failure))
+    return (check.name for check in checks if isinstance(judge.judge_check(check), Failure))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug can divide by zero
 @pytest.mark.parametrize(("plant", "clause"), BUGS)
 def test_the_clause_notices(plant, clause, monkeypatch):
     plant(monkeypatch)
-    ((_, checks),) = select(clause).items()
+    ((_, checks),) = select_checks(clause).items()
     judge = CheckRunner(OnBackend(ReferenceBackend()), Effort(timeout=2))  # one bug hangs
     assert next(failing(judge, [check for check in checks if check.run]), None)
 
@@ -40,13 +40,13 @@ def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
     plant(monkeypatch)
 
     class Enough(Search):
-        def found(self, broken, conversation):
-            super().found(broken, conversation)
+        def found(self, broken, call_trace):
+            super().found(broken, call_trace)
             self.runs_left = 0 if clause in self.findings else self.runs_left  # no runs for shrinking
 
     # Half as many sequences again as the default: two of these bugs are not found in its first 40.
     search, effort = Enough(OnBackend(ReferenceBackend())), Effort(examples=60)
-    run_machine(family, search, effort.seed, effort.sequences, effort.steps)
+    run_machine(family, search, effort.seed, effort.num_sequences, effort.max_steps)
     assert clause in search.findings
 
 

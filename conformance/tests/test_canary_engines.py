@@ -21,9 +21,9 @@ CANARIES = {
 def test_the_tokenizer_makes_tokens_of_words(sizes):
     tokenizers = pytest.importorskip("tokenizers")  # a dependency of transformers
     canary = Canary(**sizes)
-    tokenizer = tokenizers.Tokenizer.from_str(huggingface.made(canary)["tokenizer.json"].decode())
+    tokenizer = tokenizers.Tokenizer.from_str(huggingface.make_files(canary)["tokenizer.json"].decode())
     every = [BOS, BLANK, *range(FIRST_WORD, canary.vocabulary)]
-    text = vocabulary.text(canary, every[1:])
+    text = vocabulary.to_text(canary, every[1:])
     assert tokenizer.encode(text).ids == tokenizer.encode(f" {text}\n").ids == every
     assert tokenizer.encode(text, add_special_tokens=False).ids == every[1:]
     assert tokenizer.decode(every) == text
@@ -45,7 +45,7 @@ def test_transformers_says_what_it_must(sizes, architecture, dtype, tmp_path):
     """From text, in a left-padded batch."""
     transformers = pytest.importorskip("transformers")
     canary = Canary(**sizes)
-    huggingface.write(tmp_path, huggingface.made(canary, architecture, dtype))
+    huggingface.write_folder(tmp_path, huggingface.make_files(canary, architecture, dtype))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     prompts, want = [], []
@@ -54,12 +54,12 @@ def test_transformers_says_what_it_must(sizes, architecture, dtype, tmp_path):
         told += [told[3]] if canary.recalls else []
         oracle = Oracle(canary)
         first = oracle.extend([BOS, *told])[-1]
-        prompts.append(vocabulary.text(canary, told))
+        prompts.append(vocabulary.to_text(canary, told))
         want.append([first, *oracle.generate(first, 49)])
     batch = tokenizer(prompts, return_tensors="pt", padding=True)
     said = model.generate(**batch, max_new_tokens=50)[:, batch["input_ids"].shape[1] :]
     assert said.tolist() == want
-    assert [vocabulary.tokens(canary, text) for text in tokenizer.batch_decode(said, skip_special_tokens=True)] == want
+    assert [vocabulary.to_tokens(canary, text) for text in tokenizer.batch_decode(said, skip_special_tokens=True)] == want
     chat = [{"role": "user", "content": prompts[0]}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == f"<s> {prompts[0]}"
 
@@ -70,7 +70,7 @@ def test_transformers_says_what_it_must(sizes, architecture, dtype, tmp_path):
 def test_where_a_head_reads_zeros_it_says_so(architecture, heads, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     canary = Canary(offsets=(20,), num_kv_heads=heads, num_query_heads=heads, head_dim=256 // heads, context=100)
-    huggingface.write(tmp_path, huggingface.made(canary, architecture))
+    huggingface.write_folder(tmp_path, huggingface.make_files(canary, architecture))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     prompt = [BOS, *(FIRST_WORD + np.random.default_rng(0).permutation(canary.words)[:30]).tolist()]
     cache = model(torch.tensor([prompt]), use_cache=True).past_key_values

@@ -12,7 +12,7 @@ from kvref.canary import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary, weights
 from kvref.canary.oracle import repeated
 from kvref.errors import ConfigError, TokenOutOfRange
 from kvref_canary.files import gguf, huggingface, vocabulary
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.exceptions import CannotRun
 
 RECALLS = {"offsets": (1,), "recalls": True, "theta": 1e6, "head_dim": 128}
 CANARIES = {
@@ -31,24 +31,24 @@ each_canary = pytest.mark.parametrize("sizes", CANARIES.values(), ids=CANARIES)
 def test_words_split_again_with_spaces_or_without(sizes):
     canary = Canary(**sizes)
     every = list(range(canary.vocabulary))
-    spoken = [vocabulary.word(canary, token) for token in every]
+    spoken = [vocabulary.word_of(canary, token) for token in every]
     assert len(set(spoken)) == len(every)
     assert len({len(spoken[token]) for token in (BLANK, *range(FIRST_WORD, FIRST_WORD + canary.words))}) == 1
-    assert vocabulary.tokens(canary, vocabulary.text(canary, every)) == every
+    assert vocabulary.to_tokens(canary, vocabulary.to_text(canary, every)) == every
     for text in ("".join(spoken), "\n".join(spoken), f"  {'   '.join(spoken)} \n"):
-        assert vocabulary.tokens(canary, text) == every
-    assert vocabulary.tokens(canary, "") == vocabulary.tokens(canary, " \n") == []
+        assert vocabulary.to_tokens(canary, text) == every
+    assert vocabulary.to_tokens(canary, "") == vocabulary.to_tokens(canary, " \n") == []
 
 
 @each_canary
 def test_a_syllable_names_the_head(sizes):
     canary = Canary(**sizes)
-    each = len(vocabulary.word(canary, BLANK)) // canary.num_kv_heads
+    each = len(vocabulary.word_of(canary, BLANK)) // canary.num_kv_heads
     digits = [0] * canary.num_kv_heads
-    right = vocabulary.word(canary, canary.token(digits))
+    right = vocabulary.word_of(canary, canary.token(digits))
     for head in range(canary.num_kv_heads):
         for digit in range(1, 2**canary.bits):
-            wrong = vocabulary.word(canary, canary.token([*digits[:head], digit, *digits[head + 1 :]]))
+            wrong = vocabulary.word_of(canary, canary.token([*digits[:head], digit, *digits[head + 1 :]]))
             differ = [place for place in range(len(right)) if wrong[place] != right[place]]
             assert differ and {place // each for place in differ} == {head}
 
@@ -73,22 +73,22 @@ HOSTILE = {
 @pytest.mark.parametrize(("text", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_what_is_no_word_is_refused(text, message):
     with pytest.raises(vocabulary.NotCanaryWords) as error:
-        vocabulary.tokens(Canary(), text)
+        vocabulary.to_tokens(Canary(), text)
     assert str(error.value) == f"text: expected words of 4 letters such as baba, got {message}"
 
 
 @pytest.mark.parametrize("token", [-1, 320, "4", True])
 def test_a_token_that_there_is_not_has_no_word(token):
     with pytest.raises(TokenOutOfRange):
-        vocabulary.word(Canary(), token)
+        vocabulary.word_of(Canary(), token)
 
 
 @pytest.mark.parametrize("dtype", huggingface.DTYPES)
 @each_canary
 def test_the_weights_are_in_the_file(sizes, dtype):
     canary = Canary(**sizes)
-    files = huggingface.made(canary, "llama", dtype)
-    assert files == huggingface.made(Canary(**sizes), "llama", dtype)
+    files = huggingface.make_files(canary, "llama", dtype)
+    assert files == huggingface.make_files(Canary(**sizes), "llama", dtype)
     assert sum(map(len, files.values())) < 10e6
     want = {name: tensor.astype(getattr(ml_dtypes, dtype, dtype)) for name, tensor in weights(canary).items()}
     got = tensors_of(files["model.safetensors"])
@@ -100,14 +100,14 @@ def test_the_weights_are_in_the_file(sizes, dtype):
 
 def test_the_folder_says_what_an_engine_needs():
     canary = Canary(windows=(20, 20), offsets=(20, 19))
-    files = {name: json.loads(data) for name, data in huggingface.made(canary, "mistral").items() if name.endswith("json")}
+    files = {name: json.loads(data) for name, data in huggingface.make_files(canary, "mistral").items() if name.endswith("json")}
     config, tokenizer, about = files["config.json"], files["tokenizer.json"], files["tokenizer_config.json"]
     assert (config["model_type"], config["sliding_window"], config["torch_dtype"]) == ("mistral", 20, "bfloat16")
     assert (config["vocab_size"], config["rope_theta"], config["tie_word_embeddings"]) == (320, 10_000.0, False)
     for name, token in (("bos", BOS), ("eos", EOS), ("pad", UNKNOWN)):
         assert config[f"{name}_token_id"] == files["generation_config.json"][f"{name}_token_id"] == token
         assert tokenizer["model"]["vocab"][about[f"{name}_token"]] == token
-    assert tokenizer["model"]["vocab"] == {vocabulary.word(canary, token): token for token in range(canary.vocabulary)}
+    assert tokenizer["model"]["vocab"] == {vocabulary.word_of(canary, token): token for token in range(canary.vocabulary)}
     special = {each["id"] for each in tokenizer["added_tokens"]}
     assert special == {UNKNOWN, BOS, EOS}  # not the blank, which must be in the text when special tokens are skipped
 
@@ -116,7 +116,7 @@ def test_the_folder_says_what_an_engine_needs():
 def test_a_folder_is_read_back(sizes, tmp_path):
     canary = Canary(**sizes)
     for dtype in ("bfloat16", "float16"):  # the second one overwrites the first
-        huggingface.write(tmp_path / "new" / "deep", huggingface.made(canary, "llama", dtype))
+        huggingface.write_folder(tmp_path / "new" / "deep", huggingface.make_files(canary, "llama", dtype))
         assert huggingface.load(tmp_path / "new" / "deep") == canary
 
 
@@ -139,11 +139,11 @@ OTHERWISE = {  # other values in canary.json
 
 @pytest.mark.parametrize(("said", "message"), OTHERWISE.values(), ids=OTHERWISE)
 def test_a_folder_that_is_no_canary_is_refused(said, message, tmp_path):
-    files = huggingface.made(Canary())
+    files = huggingface.make_files(Canary())
     if isinstance(said, dict):
-        said = json.dumps(json.loads(files[huggingface.SIZES]) | said)
+        said = json.dumps(json.loads(files[huggingface.SIZES_FILE]) | said)
     if said is not None:
-        (tmp_path / huggingface.SIZES).write_text(said)
+        (tmp_path / huggingface.SIZES_FILE).write_text(said)
     with pytest.raises(CannotRun) as error:
         huggingface.load(tmp_path)
     assert message in str(error.value) and "\n" not in str(error.value)
@@ -151,21 +151,21 @@ def test_a_folder_that_is_no_canary_is_refused(said, message, tmp_path):
 
 def test_an_architecture_that_has_no_such_windows_is_refused():
     with pytest.raises(ConfigError, match="expected mistral or gemma3 for layers with a window, got llama"):
-        huggingface.made(Canary(windows=(16, 31)))
+        huggingface.make_files(Canary(windows=(16, 31)))
     with pytest.raises(ConfigError, match="expected the same for all layers of a mistral"):
-        huggingface.made(Canary(windows=(16, None)), "mistral")
+        huggingface.make_files(Canary(windows=(16, None)), "mistral")
     with pytest.raises(ConfigError, match="--gguf: expected no windows"):
-        gguf.gguf(Canary(windows=(16, 31)))
+        gguf.gguf_file(Canary(windows=(16, 31)))
     for windows in ((None, 40), (16, 31), (16, None, None)):
         with pytest.raises(ConfigError, match="windows: expected the same width in all layers of a gemma3 except every n-th"):
-            huggingface.made(Canary((16, 31, 5)[: len(windows)], windows=windows), "gemma3")
+            huggingface.make_files(Canary((16, 31, 5)[: len(windows)], windows=windows), "gemma3")
     with pytest.raises(ConfigError, match=r"num_query_heads \* head_dim: expected at least 29 for a gemma3, got 28"):
-        huggingface.made(Canary((5, 6), num_query_heads=1, num_kv_heads=1, head_dim=28, context=40), "gemma3")
+        huggingface.make_files(Canary((5, 6), num_query_heads=1, num_kv_heads=1, head_dim=28, context=40), "gemma3")
 
 
 @pytest.mark.parametrize("windows", [(), (16, None), (31, 31)])
 def test_a_gemma_is_told_its_windows_by_layer_and_by_rule(windows):
-    config = json.loads(huggingface.made(Canary(windows=windows), "gemma3")["config.json"])
+    config = json.loads(huggingface.make_files(Canary(windows=windows), "gemma3")["config.json"])
     layers = ["full_attention" if window is None else "sliding_attention" for window in windows or (None, None)]
     assert config["layer_types"] == layers
     every = config["sliding_window_pattern"]
@@ -210,12 +210,15 @@ class Reader:
 @each_canary
 def test_a_gguf_holds_the_same(sizes, dtype):
     canary = Canary(**sizes)
-    read, data = Reader(gguf.gguf(canary, dtype)), tensors_of(huggingface.made(canary, "llama", dtype)["model.safetensors"])
+    read, data = (
+        Reader(gguf.gguf_file(canary, dtype)),
+        tensors_of(huggingface.make_files(canary, "llama", dtype)["model.safetensors"]),
+    )
     assert read.keys["general.architecture"] == "llama"
     assert json.loads(read.keys["kvref.canary.json"])["num_kv_heads"] == canary.num_kv_heads
     for token, piece in enumerate(read.keys["tokenizer.ggml.tokens"]):
-        assert piece.removeprefix("\u2581") == vocabulary.word(canary, token)
-        assert piece.startswith("\u2581") == (token not in vocabulary.SPECIAL)
+        assert piece.removeprefix("\u2581") == vocabulary.word_of(canary, token)
+        assert piece.startswith("\u2581") == (token not in vocabulary.SPECIAL_WORDS)
     assert len(read.tensors) == len(data)
     np.testing.assert_array_equal(read.tensors["output.weight"], data["lm_head.weight"])
     np.testing.assert_array_equal(read.tensors["output_norm.weight"], weights(canary)["model.norm.weight"])  # always float32
@@ -238,8 +241,8 @@ def test_the_command_writes_a_canary_and_says_how_to_try_it(kvref, tmp_path):
     assert said["cache formats that must not change any token"] == "float32, float16, bfloat16, int8, q8"
     assert said["cache formats that may change tokens"] == "float8_e4m3fn, float8_e5m2, q4"
     assert said["mine"] == said["mine.gguf"] == "1.3 MB"
-    prompt = vocabulary.tokens(canary, said["prompt"])
-    assert vocabulary.tokens(canary, said["expected"].removesuffix(" ...")) == repeated(prompt, canary.period, 12)
+    prompt = vocabulary.to_tokens(canary, said["prompt"])
+    assert vocabulary.to_tokens(canary, said["expected"].removesuffix(" ...")) == repeated(prompt, canary.period, 12)
     before = {path: path.read_bytes() for path in tmp_path.glob("mine*/*")}
     assert kvref("canary", "make", "mine", "--gguf", "mine.gguf").stdout == done.stdout
     assert {path: path.read_bytes() for path in tmp_path.glob("mine*/*")} == before
@@ -254,7 +257,7 @@ def test_the_command_takes_sizes(kvref, tmp_path):
     canary = huggingface.load(tmp_path / "mine")
     assert canary == Canary(**RECALLS)
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    prompt, says = (vocabulary.tokens(canary, said[name].removesuffix(" ...")) for name in ("prompt", "expected"))
+    prompt, says = (vocabulary.to_tokens(canary, said[name].removesuffix(" ...")) for name in ("prompt", "expected"))
     place = prompt.index(prompt[-1])
     assert says == prompt[place + 1 :][: len(says)]
     assert len(says) == 12

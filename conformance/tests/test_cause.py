@@ -5,18 +5,18 @@ from bugs import engines
 from commandline import kvref
 
 from kvref.backend import ReferenceBackend
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.runner.start import make_runner
+from kvref_conformance.runner.subprocess_runner import make_runner
 
 __all__ = ["kvref"]
 
 
 def causes(judge, clause):
-    ((_, checks),) = select(clause).items()
-    return [outcome.cause for outcome in judge.clause([check for check in checks if check.run]) if outcome.calls]
+    ((_, checks),) = select_checks(clause).items()
+    return [outcome.cause for outcome in judge.judge_clause([check for check in checks if check.run]) if outcome.calls]
 
 
 PLANTED = [
@@ -42,7 +42,7 @@ def test_it_stands_beside_the_failure(clause, plant, cause, monkeypatch):
 
 
 def test_what_was_taken_back_and_stayed_is_named():
-    (cause,) = causes(CheckRunner(load("zoo:engine-rolls-back-the-length-only")), "ENG-09")
+    (cause,) = causes(CheckRunner(load_implementation("zoo:engine-rolls-back-the-length-only")), "ENG-09")
     assert cause.startswith("either session 0 wrote its tokens after stale ones: position 38 of session 0 before a truncation; ")
 
 
@@ -68,4 +68,4 @@ def test_what_is_no_wrong_token_has_none(monkeypatch):
 
 
 def test_other_families_have_none():
-    assert causes(CheckRunner(load("zoo:blocks-freed-twice")), "BLOCK-05") == [""]
+    assert causes(CheckRunner(load_implementation("zoo:blocks-freed-twice")), "BLOCK-05") == [""]

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from kvref_conformance.drivers.socket_channel import HEAD, MARK, MalformedFrame, SocketChannel
+from kvref_conformance.drivers.socket_channel import FRAME_HEADER, FRAME_MARK, MalformedFrame, SocketChannel
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def ends():
     channel.close()
 
 
-def framed(content, mark=MARK, checksum=None):
-    return HEAD.pack(mark, len(content), zlib.crc32(content) if checksum is None else checksum) + content
+def framed(content, mark=FRAME_MARK, checksum=None):
+    return FRAME_HEADER.pack(mark, len(content), zlib.crc32(content) if checksum is None else checksum) + content
 
 
 def test_messages_come_over_whole_and_in_order(ends):
@@ -33,7 +33,7 @@ def test_messages_come_over_whole_and_in_order(ends):
     sender.start()
     assert [judge.receive(20) for _ in messages] == messages
     sender.join()
-    assert not judge.speaks(0)
+    assert not judge.has_data(0)
     child.close()
 
 
@@ -43,7 +43,7 @@ def test_messages_come_over_whole_and_in_order(ends):
         b"garbage" * 10,
         bytes(100),
         b"\xff" * 100,
-        framed(pickle.dumps(1), mark=MARK[::-1]),
+        framed(pickle.dumps(1), mark=FRAME_MARK[::-1]),
         framed(pickle.dumps(1), checksum=7),
         framed(b"no pickle"),
         framed(b""),
@@ -57,7 +57,9 @@ def test_what_is_no_message_is_told_at_once(ends, written):
         channel.receive()
 
 
-@pytest.mark.parametrize("begun", [MARK[:3], HEAD.pack(MARK, 2**62, 0), framed(pickle.dumps("all but the end"))[:-1]])
+@pytest.mark.parametrize(
+    "begun", [FRAME_MARK[:3], FRAME_HEADER.pack(FRAME_MARK, 2**62, 0), framed(pickle.dumps("all but the end"))[:-1]]
+)
 def test_what_does_not_come_to_its_end_is_waited_for_no_longer_than_said(ends, begun):
     channel, child = ends
     child.sendall(begun)
@@ -67,7 +69,7 @@ def test_what_does_not_come_to_its_end_is_waited_for_no_longer_than_said(ends, b
 
 def test_a_drop_now_and_then_does_not_keep_it_waiting(ends):
     channel, child = ends
-    child.sendall(HEAD.pack(MARK, 2**62, 0))
+    child.sendall(FRAME_HEADER.pack(FRAME_MARK, 2**62, 0))
 
     def drip():
         for _ in range(200):
@@ -82,11 +84,11 @@ def test_a_drop_now_and_then_does_not_keep_it_waiting(ends):
     dripping.join()
 
 
-@pytest.mark.parametrize("said", [b"", MARK, framed(pickle.dumps("all but the end"))[:-1]])
+@pytest.mark.parametrize("said", [b"", FRAME_MARK, framed(pickle.dumps("all but the end"))[:-1]])
 def test_who_goes_in_the_middle_of_a_message_is_gone(ends, said):
     channel, child = ends
     child.sendall(said)
     child.close()
-    assert channel.speaks(0)
+    assert channel.has_data(0)
     with pytest.raises(EOFError):
         channel.receive()

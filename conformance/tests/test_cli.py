@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.runner.check_runner import select
+from kvref_conformance.runner.check_runner import select_checks
 
 
 def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
@@ -43,7 +43,7 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
         "  replay   kvref replay .kvref/failures/BLOCK-05-mine+FreesTwice.jsonl mine:FreesTwice",
         "  again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks",
     ]
-    count = len(select(family="blocks"))
+    count = len(select_checks(family="blocks"))
     said = f"not conformant: breaks LAW-19, BLOCK-05, SHARE-01; {count} of {count} selected clauses judged"
     assert done.stdout.splitlines()[-1] == said
     assert "noise" not in done.stdout + done.stderr
@@ -143,8 +143,11 @@ def test_the_command_it_prints_reruns_just_that_one(kvref):
 def test_the_command_it_prints_asks_for_slow_checks_and_the_seed_too():
     from kvref_conformance.runner.options import Effort, RunOptions
 
-    asked = RunOptions("a name", Effort(seed=3, slow=True, examples=7, timeout=2.5), isolate=True)
-    assert asked.again("KERN-06") == "kvref check 'a name' --clause KERN-06 --seed 3 --examples 7 --timeout 2.5 --slow --isolate"
+    run_options = RunOptions("a name", Effort(seed=3, slow=True, examples=7, timeout=2.5), isolate=True)
+    assert (
+        run_options.repeat_command("KERN-06")
+        == "kvref check 'a name' --clause KERN-06 --seed 3 --examples 7 --timeout 2.5 --slow --isolate"
+    )
 
 
 def test_what_is_not_offered_is_not_passed(kvref):

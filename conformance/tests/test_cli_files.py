@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import jsonschema
 
 from kvref_conformance.families import names
-from kvref_conformance.json_schema import schema
+from kvref_conformance.json_schema import read_schema
 from kvref_conformance.report.json_file import SCHEMA, read_json
 
 
@@ -55,7 +55,7 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     done = kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--json", "out.json", "--seed", "5")
     document = json.loads((tmp_path / "out.json").read_text())
     assert done.returncode == 1
-    jsonschema.validate(document, schema(*SCHEMA))
+    jsonschema.validate(document, read_schema(*SCHEMA))
     assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (2, 5, "python")
     assert document["implementation"]["families"] == sorted(document["implementation"]["families"], key=names().index)
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}

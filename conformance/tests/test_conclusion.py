@@ -7,11 +7,11 @@ import pytest
 from commandline import run_kvref
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.implementations import load
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.report.console import conclusion_text
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
-from kvref_conformance.runner.verdict import conclude
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
+from kvref_conformance.runner.verdict import overall_verdict
 
 MINE = '''
 import threading
@@ -119,7 +119,7 @@ def results(*verdicts):
     ],
 )
 def test_what_follows_from_how_much(verdicts, least, said, judged, of):
-    found = conclude(results(*verdicts), least)
+    found = overall_verdict(results(*verdicts), least)
     assert (found.verdict, found.judged, found.of, found.least, found.whole) == (said, judged, of, least, False)
 
 
@@ -127,16 +127,16 @@ def test_a_part_is_not_taken_for_the_whole():
     counted = len(all_clauses())
     everything = results(*[("passed", True)] * counted)
     said = f"conformant: {counted} of {counted} clauses of its families judged, all passed"
-    assert conclusion_text(conclude(everything)) == said
-    assert conclude(everything).whole
-    one_less = conclude(everything[1:])
+    assert conclusion_text(overall_verdict(everything)) == said
+    assert overall_verdict(everything).whole
+    one_less = overall_verdict(everything[1:])
     assert (one_less.verdict, one_less.whole) == ("conformant", False)
     assert conclusion_text(one_less) == f"conformant for the selected clauses: {counted - 1} of {counted - 1} judged, all passed"
 
 
 @pytest.mark.parametrize(("verdict", "said"), [("passed", "not judged"), ("xfailed", "not judged"), ("failed", "not conformant")])
 def test_an_interrupted_run_proves_nothing_but_a_failure(verdict, said):
-    found = conclude(results((verdict, True)), 0, interrupted=True)
+    found = overall_verdict(results((verdict, True)), 0, interrupted=True)
     assert found.verdict == said
     assert conclusion_text(found).startswith(f"{said}{': ' if said == 'not judged' else '; '}1 of 1 selected clauses")
     assert "less than" not in conclusion_text(found)
@@ -170,18 +170,18 @@ def test_nothing_judged_is_never_conformant(kvref, mine):
 
 @pytest.mark.parametrize("name", ["OnlyKernels", "OnlyElements"])
 def test_all_of_one_family_is_conformant(mine, name):
-    judge = CheckRunner(load(f"{mine}:{name}"))
+    judge = CheckRunner(load_implementation(f"{mine}:{name}"))
     family = name.removeprefix("Only").lower()
     found = [
         {
             "clause": clause.id,
-            "verdict": verdict_of(judge.clause(checks)),
+            "verdict": verdict_of(judge.judge_clause(checks)),
             "offered": any(check.family == family for check in checks),
             "missing": [],
         }
-        for clause, checks in select().items()
+        for clause, checks in select_checks().items()
     ]
-    concluded = conclude(found)
+    concluded = overall_verdict(found)
     assert (concluded.verdict, concluded.judged) == ("conformant", concluded.of)
     assert concluded.of >= 6
 
@@ -208,7 +208,7 @@ def test_updating_expected_failures_does_not_make_too_little_enough(kvref, mine,
 
 def test_clauses_may_be_named_one_by_one_or_together():
     def ids(*arguments):
-        return [clause.id for clause in select(*arguments)]
+        return [clause.id for clause in select_checks(*arguments)]
 
     assert ids("BUF-07,block-01") == ids("block-01, BUF-07") == ["BLOCK-01", "BUF-07"]
     assert ids("FMT-INT8-*,FMT-INT8-02") == ids("FMT-INT8-*")
@@ -228,7 +228,7 @@ def test_clauses_may_be_named_one_by_one_or_together():
 )
 def test_a_clause_that_cannot_be_judged_is_said(arguments, message):
     with pytest.raises(CannotRun) as refused:
-        select(*arguments)
+        select_checks(*arguments)
     assert str(refused.value) == message
 
 
@@ -240,24 +240,24 @@ def test_the_command_takes_several_clauses(kvref):
 
 
 def test_threads_that_meet_what_is_not_offered_do_not_fail(mine):
-    judge = CheckRunner(load(f"{mine}:NoStats"))
-    ((_, checks),) = select("TIER-12").items()
-    verdicts = {outcome.check: outcome for outcome in judge.clause(checks)}
+    judge = CheckRunner(load_implementation(f"{mine}:NoStats"))
+    ((_, checks),) = select_checks("TIER-12").items()
+    verdicts = {outcome.check: outcome for outcome in judge.judge_clause(checks)}
     beside = verdicts["read during appends returns whole tokens (tiered)"]
     assert (beside.verdict, beside.missing) == ("not offered", "tiered.stats")
     assert verdicts["appends from threads lose no token (tiered)"].verdict == "passed"
 
 
 def test_what_is_missing_is_missing_of_a_family_that_is_offered(mine):
-    judge = CheckRunner(load(f"{mine}:Nothing"))
+    judge = CheckRunner(load_implementation(f"{mine}:Nothing"))
     for clause in ("LAW-01", "LAW-03", "PAGED-07"):
-        ((_, checks),) = select(clause).items()
-        outcomes = judge.clause(checks)
+        ((_, checks),) = select_checks(clause).items()
+        outcomes = judge.judge_clause(checks)
         assert verdict_of(outcomes) == "not offered"
         reasons = judge.missing(checks, outcomes)
         assert reasons
         assert not [reason for reason in reasons if reason.startswith("family ")], reasons
         searched = [each for each in outcomes if each.check == "any sequence of calls (paged)"]
         assert [each for each in searched if each.missing.startswith("family ")] == []
-    ((_, checks),) = select("TIER-01").items()
-    assert judge.missing(checks, judge.clause(checks)) == ["family tiered"]
+    ((_, checks),) = select_checks("TIER-01").items()
+    assert judge.missing(checks, judge.judge_clause(checks)) == ["family tiered"]

@@ -4,20 +4,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families.tiered.tier_model import TierModel, reads_by_age
 from kvref_conformance.oracle.formats.per_row import read_as
-from kvref_conformance.outcome import Broken
 from kvref_conformance.testlib.tagged_content import (
     KEYS,
     PREFIXES,
     VALUES,
     TokenCoordinates,
     WrittenContent,
-    at,
-    belongs,
-    content,
-    named,
-    pair_of_content,
+    assert_content,
+    content_pair,
+    describe_row,
+    row_at,
+    token_content,
 )
 
 MASK = 2**32 - 1
@@ -42,20 +42,20 @@ def number(stream, layer, position, head, element, part):
 
 
 def test_each_number_is_a_hash_of_its_place():
-    found = content(3, 1, [0, 17, 70_000], 2, 5, VALUES)
+    found = token_content(3, 1, [0, 17, 70_000], 2, 5, VALUES)
     for n, position in enumerate((0, 17, 70_000)):
         for head in range(2):
             assert found[n, head].tolist() == [number(3, 1, position, head, element, VALUES) for element in range(5)]
 
 
 def test_streams_may_be_one_for_each_position():
-    found = content([PREFIXES, 4], 0, [0, 1], 2, 8, KEYS)
-    assert np.array_equal(found[0], content(PREFIXES, 0, [0], 2, 8, KEYS)[0])
-    assert np.array_equal(found[1], content(4, 0, [1], 2, 8, KEYS)[0])
+    found = token_content([PREFIXES, 4], 0, [0, 1], 2, 8, KEYS)
+    assert np.array_equal(found[0], token_content(PREFIXES, 0, [0], 2, 8, KEYS)[0])
+    assert np.array_equal(found[1], token_content(4, 0, [1], 2, 8, KEYS)[0])
 
 
 def test_every_plain_dtype_holds_it_to_the_bit():
-    keys, values = pair_of_content(1, 2, range(500), 3, 96)
+    keys, values = content_pair(1, 2, range(500), 3, 96)
     for part in (keys, values):
         for dtype in (np.float16, ml_dtypes.bfloat16):
             assert np.array_equal(part.astype(dtype).astype(np.float32), part)
@@ -63,7 +63,7 @@ def test_every_plain_dtype_holds_it_to_the_bit():
 
 
 def test_no_two_rows_are_alike():
-    rows = np.concatenate([part.reshape(-1, 16) for layer in (0, 1) for part in pair_of_content(7, layer, range(2000), 2, 16)])
+    rows = np.concatenate([part.reshape(-1, 16) for layer in (0, 1) for part in content_pair(7, layer, range(2000), 2, 16)])
     assert len(np.unique(rows, axis=0)) == len(rows)
 
 
@@ -75,7 +75,7 @@ def written():
     found = WrittenContent(2, 128)
     for stream in range(5):
         for layer in (0, 1):
-            found.up_to(stream, layer, 100)
+            found.add_up_to(stream, layer, 100)
     return found
 
 
@@ -83,7 +83,8 @@ def written():
     ("row", "said"),
     [
         (lambda own: np.zeros_like(own), "zeros"),
-        (lambda own: at(TokenCoordinates(2, 1, 33, 0, KEYS), 128), "the row of sequence 2, position 33, layer 1, head 0, keys"),
+        (lambda own: row_at(TokenCoordinates(2, 1, 33, 0, KEYS), 128),
+         "the row of sequence 2, position 33, layer 1, head 0, keys"),
         (lambda own: np.roll(own, 1), "its own row, shifted by 1 element"),
         (lambda own: np.where(np.arange(128) < 96, own, 0), "its own row, but zeros in 32 elements, from 96 to 127"),
         (lambda own: np.where(np.arange(128) < 100, own, 7), "its own row, except 28 elements, from 100 to 127"),
@@ -91,26 +92,26 @@ def written():
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(row, said, written):
-    assert named(row(at(PLACE, 128)), PLACE, written).startswith(said)
+    assert describe_row(row(row_at(PLACE, 128)), PLACE, written).startswith(said)
 
 
 def test_the_first_wrong_row_is_told(written):
-    keys, values = pair_of_content(3, 0, range(40), 2, 128)
+    keys, values = content_pair(3, 0, range(40), 2, 128)
     values[17, 1] = keys[4, 0]
-    with pytest.raises(Broken) as broken:
-        belongs((keys, values), 3, 0, range(40), written)
+    with pytest.raises(ClauseViolation) as broken:
+        assert_content((keys, values), 3, 0, range(40), written)
     assert broken.value.what == "sequence 3, position 17, layer 0, head 1, values (1 of 80 rows differ)"
     assert broken.value.got == "the row of sequence 3, position 4, layer 0, head 0, keys"
 
 
 def test_quantized_rows_are_held_against_what_they_read_as(written):
-    given = pair_of_content(0, 0, range(20), 2, 128)
+    given = content_pair(0, 0, range(20), 2, 128)
     wanted = read_as(given[0], "int8"), read_as(given[1], "int8")
     got = wanted[0].values, wanted[1].values.copy()
-    belongs(got, 0, 0, range(20), written, True, wanted)
+    assert_content(got, 0, 0, range(20), written, True, wanted)
     got[1][19, 1] *= 2
-    with pytest.raises(Broken, match="position 19"):
-        belongs(got, 0, 0, range(20), written, True, wanted)
+    with pytest.raises(ClauseViolation, match="position 19"):
+        assert_content(got, 0, 0, range(20), written, True, wanted)
 
 
 @pytest.mark.parametrize(("tail", "warm"), [(4, 0), (4, 3), (0, 5), (0, 0), (20, 0)])
@@ -119,7 +120,7 @@ def test_settled_tokens_are_those_of_the_tiers(tail, warm, store):
     policy = {"tail_length": tail, "tail_dtype": "float16", "warm_length": warm, "warm_format": "q8", "store_format": store}
     policy["max_tokens"] = 20
     tiers = TierModel(**policy)
-    keys, values = pair_of_content(0, 0, range(31), 2, 6)
+    keys, values = content_pair(0, 0, range(31), 2, 6)
     tiers.append(keys, values)
     for got, want in zip((reads_by_age(keys, policy), reads_by_age(values, policy)), tiers.read(), strict=True):
         assert np.array_equal(got.values, want.values)

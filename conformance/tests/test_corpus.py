@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 from explored import Here, explored, seen, short
 
-from kvref_conformance.fuzz.campaign import POINTS, Campaign, Listener, WorkersLost
-from kvref_conformance.fuzz.corpus import CampaignRun, Corpus, KnownFailure, ProgressPoint, alone, open_corpus
-from kvref_conformance.fuzz.html_report import plot, write_page
-from kvref_conformance.fuzz.seed_scheduler import TURN, SeedScheduler
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.fuzz.campaign import MAX_POINTS, Campaign, CampaignListener, WorkersLost
+from kvref_conformance.fuzz.corpus import CampaignRun, Corpus, KnownFailure, ProgressPoint, lock_corpus, open_corpus
+from kvref_conformance.fuzz.html_report import make_plot, write_page
+from kvref_conformance.fuzz.seed_scheduler import UNITS_PER_TURN, SeedScheduler
 from kvref_conformance.fuzz.work_unit import WorkUnit
-from kvref_conformance.fuzz.worker_tasks import Again
-from kvref_conformance.outcome import CannotRun, CheckResult
+from kvref_conformance.fuzz.worker_tasks import RecheckResult
+from kvref_conformance.results import CheckResult
 from kvref_conformance.traces.format import Header
 from kvref_conformance.traces.paths import save_failure
 
@@ -37,14 +38,14 @@ def test_a_corpus_is_what_was_written(tmp_path):
 
 
 def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
-    exploring = Campaign(Here(0), Corpus(tmp_path, ""), SeedScheduler([], [], [], 0), CampaignRun("", 0, 1))
-    exploring._limit = 1000.0
+    campaign = Campaign(Here(0), Corpus(tmp_path, ""), SeedScheduler([], [], [], 0), CampaignRun("", 0, 1))
+    campaign._limit = 1000.0
     for second in range(1000):
-        exploring.began = time.monotonic() - second
-        exploring.units = second
-        exploring._point()
-    points = exploring.run.points
-    assert POINTS / 2 < len(points) < 1.1 * POINTS and points[-1].units == 999 and points[0].seconds == 0.0
+        campaign.began = time.monotonic() - second
+        campaign.units = second
+        campaign._add_point()
+    points = campaign.run.points
+    assert MAX_POINTS / 2 < len(points) < 1.1 * MAX_POINTS and points[-1].units == 999 and points[0].seconds == 0.0
     assert all(one.seconds < other.seconds for one, other in pairwise(points))
 
 
@@ -99,7 +100,7 @@ def test_a_folder_of_something_else_is_no_corpus(tmp_path):
     (tmp_path / "two/notes.txt").write_text("")
     with pytest.raises(CannotRun, match=r"which has no corpus\.json"):
         open_corpus(tmp_path / "two", "numpy")
-    with pytest.raises(CannotRun, match="expected a folder, got the file"), alone(tmp_path / "two/notes.txt"):
+    with pytest.raises(CannotRun, match="expected a folder, got the file"), lock_corpus(tmp_path / "two/notes.txt"):
         pass
     (tmp_path / "three").mkdir()
     (tmp_path / "three/corpus.new").write_text("{")  # from a search that was killed while it started
@@ -108,21 +109,21 @@ def test_a_folder_of_something_else_is_no_corpus(tmp_path):
 
 def test_one_search_at_a_time_has_a_corpus(tmp_path):
     folder = tmp_path / "new/corpus"
-    with alone(folder):
+    with lock_corpus(folder):
         assert not open_corpus(folder, "numpy").runs  # a folder with only the lock file counts as empty
-        with pytest.raises(CannotRun, match=r"^--corpus: .*corpus: in use by another search"), alone(folder):
+        with pytest.raises(CannotRun, match=r"^--corpus: .*corpus: in use by another search"), lock_corpus(folder):
             pass
     assert not folder.parent.exists()  # nothing was written
-    with alone(folder):
+    with lock_corpus(folder):
         Corpus(folder, "numpy").write()
-    holding = "import sys; from pathlib import Path; from kvref_conformance.fuzz.corpus import alone\n"
-    holding += "with alone(Path(sys.argv[1])): print('has it', flush=True); input()"
+    holding = "import sys; from pathlib import Path; from kvref_conformance.fuzz.corpus import lock_corpus\n"
+    holding += "with lock_corpus(Path(sys.argv[1])): print('has it', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", holding, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline()
-        with pytest.raises(CannotRun, match="in use by another search"), alone(folder):
+        with pytest.raises(CannotRun, match="in use by another search"), lock_corpus(folder):
             pass
         other.kill()
-    with alone(folder):
+    with lock_corpus(folder):
         assert open_corpus(folder, "numpy") == Corpus(folder, "numpy")
 
 
@@ -133,18 +134,22 @@ def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
         trace_of(corpus, corpus.failures[-1])
     unfinished = KnownFailure("PAGED-04", (), WorkUnit("paged", "calls", "5"))
     corpus.failures.append(unfinished)
-    said = {"PAGED-01": Again("broken"), "PAGED-02": Again("mended"), "PAGED-03": Again("not offered", "paged.new")}
+    said = {
+        "PAGED-01": RecheckResult("broken"),
+        "PAGED-02": RecheckResult("mended"),
+        "PAGED-03": RecheckResult("not offered", "paged.new"),
+    }
 
     def answer(work, *about):
-        return said[about[0]] if work.__name__ == "again" else [seen(each.seed) for each in about[0]]
+        return said[about[0]] if work.__name__ == "recheck_failure" else [seen(each.seed) for each in about[0]]
 
     heard = []
     exploring = explored(
         Here(6, answer=answer), corpus, ["paged"], of_before=lambda known, came: heard.append((known.clause, came))
     )
-    assert [each[0] for each in exploring.team.asked[:3]] == ["again"] * 3
-    assert exploring.team.asked[3:5] == [("units", [unfinished.unit]), ("units", [WorkUnit("paged", "calls", "7")])]
-    assert heard == [*said.items(), ("PAGED-04", Again("mended"))]
+    assert [each[0] for each in exploring.pool.asked[:3]] == ["recheck_failure"] * 3
+    assert exploring.pool.asked[3:5] == [("run_units", [unfinished.unit]), ("run_units", [WorkUnit("paged", "calls", "7")])]
+    assert heard == [*said.items(), ("PAGED-04", RecheckResult("mended"))]
     assert [known.clause for known in corpus.failures] == ["PAGED-01"] and exploring.run.mended == ["PAGED-02", "PAGED-04"]
 
 
@@ -166,7 +171,10 @@ def test_a_failure_without_a_trace_stays_until_its_unit_has_answered(tmp_path):
     assert corpus.failures == [unfinished]
     explored(Here(1, answer=lambda *_: WorkersLost("killed")), corpus, ["paged"])
     assert corpus.failures == [unfinished]
-    came = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: WorkersLost("killed")}
+    came = {
+        "run_units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")],
+        "shrink_result": lambda _: WorkersLost("killed"),
+    }
     explored(Here(2, answer=lambda work, about: came[work.__name__](about)), corpus, ["paged"])
     assert corpus.failures == [unfinished]
 
@@ -180,7 +188,7 @@ def test_a_failure_of_a_family_that_is_not_offered_any_more_stays(tmp_path, kind
         trace_of(corpus, known)
     answer = Here(2, answer=lambda work, turn: [seen(each.seed, family=each.family) for each in turn])
     exploring = explored(answer, corpus, ["blocks"], of_before=lambda known, came: heard.append(came))
-    assert heard == [Again("not offered", f"paged {kind}")] and corpus.failures == [known] and exploring.units > 1
+    assert heard == [RecheckResult("not offered", f"paged {kind}")] and corpus.failures == [known] and exploring.units > 1
 
 
 @pytest.mark.parametrize(
@@ -200,18 +208,21 @@ def test_where_a_trace_is_spoiled_its_unit_is_asked(tmp_path, lines, said):
         path.unlink()
     if lines == []:
         path.write_text(path.read_text().replace('"judge": "check"', '"judge": "model"'))
-    answer = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: short("5", "a", "x")}
+    answer = {
+        "run_units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")],
+        "shrink_result": lambda _: short("5", "a", "x"),
+    }
     team = Here(2, answer=lambda work, about: answer[work.__name__](about))
     explored(team, corpus, ["paged"], spoiled=lambda known, why: heard.append((known.clause, why)))
-    assert team.asked[0] == ("units", [known.unit])
+    assert team.asked[0] == ("run_units", [known.unit])
     ((clause, why),) = heard
     assert clause == "PAGED-04" and said in why and str(path) in why
 
 
 def test_seeds_of_before_that_were_not_run_again_are_kept(tmp_path):
-    corpus = Corpus(tmp_path, "numpy", [WorkUnit("paged", "calls", str(number)) for number in range(3 * TURN)])
+    corpus = Corpus(tmp_path, "numpy", [WorkUnit("paged", "calls", str(number)) for number in range(3 * UNITS_PER_TURN)])
     explored(Here(1, answer=lambda work, turn: [seen(each.seed) for each in turn]), corpus, ["paged"])
-    assert corpus.seeds == [WorkUnit("paged", "calls", str(number)) for number in range(TURN, 3 * TURN)]
+    assert corpus.seeds == [WorkUnit("paged", "calls", str(number)) for number in range(UNITS_PER_TURN, 3 * UNITS_PER_TURN)]
 
 
 def test_a_failure_that_was_not_made_short_in_time_is_kept_by_its_unit(tmp_path):
@@ -223,21 +234,24 @@ def test_a_failure_that_was_not_made_short_in_time_is_kept_by_its_unit(tmp_path)
 
 
 def test_what_is_under_way_when_time_ends_is_told(tmp_path):
-    answer = {"units": lambda turn: [seen(each.seed, "a", "x") for each in turn], "shrunk": lambda _: short("0", "a", "x")}
+    answer = {
+        "run_units": lambda turn: [seen(each.seed, "a", "x") for each in turn],
+        "shrink_result": lambda _: short("0", "a", "x"),
+    }
     team, corpus, told = Here(100, answer=lambda work, about: answer[work.__name__](about)), Corpus(tmp_path, ""), []
-    listener = Listener(failed=lambda known, failed: told.append(failed.clause))
-    exploring = Campaign(team, corpus, SeedScheduler(["paged"], {}, [], 0), CampaignRun("", 0, 1), listener)
-    exploring._hand_out(over=False)
-    exploring.go(0.0)
-    assert told == ["PAGED-07"] and [each[0] for each in team.asked] == ["units", "shrunk"]
+    listener = CampaignListener(failed=lambda known, failed: told.append(failed.clause))
+    campaign = Campaign(team, corpus, SeedScheduler(["paged"], {}, [], 0), CampaignRun("", 0, 1), listener)
+    campaign._submit_task(over=False)
+    campaign.run_for(0.0)
+    assert told == ["PAGED-07"] and [each[0] for each in team.asked] == ["run_units", "shrink_result"]
     gone = Here(100)
     gone.count, gone.waiting = 0, [None]
-    Campaign(gone, corpus, SeedScheduler(["paged"], {}, [], 0), CampaignRun("", 0, 1)).go(0.0)  # no workers are left
+    Campaign(gone, corpus, SeedScheduler(["paged"], {}, [], 0), CampaignRun("", 0, 1)).run_for(0.0)  # no workers are left
 
 
 def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path):
     exploring = explored(Here(4, answer=lambda work, turn: WorkersLost("killed")), Corpus(tmp_path, ""), ["paged"])
-    assert exploring.run.lost == 2 + 2 * 0 + TURN * 2 + TURN and exploring.units == 0
+    assert exploring.run.lost == 2 + 2 * 0 + UNITS_PER_TURN * 2 + UNITS_PER_TURN and exploring.units == 0
     broken = Campaign(
         Here(4, answer=lambda *_: RuntimeError("ours")),
         Corpus(tmp_path, ""),
@@ -245,12 +259,12 @@ def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path)
         CampaignRun("", 0, 1),
     )
     with pytest.raises(RuntimeError, match="ours"):
-        broken.go(1000.0)
+        broken.run_for(1000.0)
 
 
 def test_figures_over_time_are_drawn_and_names_are_escaped(tmp_path):
     points = [SimpleNamespace(seconds=0.0), SimpleNamespace(seconds=5.0), SimpleNamespace(seconds=10.0)]
-    drawn = plot("states", points, [0, 5, 20])
+    drawn = make_plot("states", points, [0, 5, 20])
     assert drawn.line == "0.0,90.0 160.0,67.5 320.0,0.0" and (drawn.first, drawn.last) == (0, 20)
     corpus = Corpus(tmp_path, "<script>alert(1)</script>")
     exploring = explored(

@@ -13,7 +13,7 @@ import kvref
 from kvref.formats.hadamard import HadamardFormat
 from kvref_conformance.families import names
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 NUMPY = kvref.backend("numpy")
@@ -49,8 +49,8 @@ def backend(tmp_path_factory):
 @pytest.mark.parametrize("family", names())
 def test_it_breaks_no_clause(backend, family):
     judge = CheckRunner(OnBackend(backend), Effort(examples=10))
-    chosen = {clause.id: checks for clause, checks in select(family=family).items() if clause.id != "LAW-18"}  # nox -s gpu
-    verdicts = {clause: verdict_of(judge.clause(checks)) for clause, checks in chosen.items()}
+    chosen = {clause.id: checks for clause, checks in select_checks(family=family).items() if clause.id != "LAW-18"}  # nox -s gpu
+    verdicts = {clause: verdict_of(judge.judge_clause(checks)) for clause, checks in chosen.items()}
     assert "passed" in verdicts.values()
     assert [clause for clause, verdict in verdicts.items() if verdict == "failed"] == []
 

@@ -5,8 +5,8 @@ import pytest
 from restricted import Restricted
 
 import kvref
-from kvref_conformance.outcome import Broken, Declined, NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.exceptions import ClauseViolation, NotOffered, OperationDeclined
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 
 SIZES = {"num_blocks": 4, "block_size": 2, "num_kv_heads": 1, "head_dim": 3, "dtype": "float32"}
 STEPS = [f"paged.{name}" for name in ("create", "drop", "append_step", "gather")]
@@ -30,7 +30,7 @@ def test_a_way_that_does_not_reach_is_not_told_of():
     subject, cache = begun(Restricted(operations=["paged.create", "paged.block_table"], families=["paged"]))
     with pytest.raises(NotOffered, match="slots of positions without a block"):
         cache.slot_mapping(cache.create(), 0, 0, 1)
-    assert subject.through == {}
+    assert subject.derivations_used == {}
 
 
 class Cache:
@@ -50,8 +50,8 @@ def test_what_cannot_be_called_is_something_else_of_the_same_name():
     sequence = cache.create()
     cache.write(sequence, 0, 0, TOKEN, TOKEN)
     assert np.array_equal(cache.gather(sequence, 0)[0], TOKEN)
-    assert subject.through == {"paged.gather": "paged.gather through length and read"}
-    with pytest.raises(Declined):
+    assert subject.derivations_used == {"paged.gather": "paged.gather through length and read"}
+    with pytest.raises(OperationDeclined):
         cache.as_is("gather", sequence, 0)
 
 
@@ -62,7 +62,7 @@ def test_slots_that_are_never_refused_end_with_the_pool():
             return [start]
 
     _, cache = begun(behind(Endless))
-    with pytest.raises(Broken, match="PositionOutOfRange past the last block of the pool") as broken:
+    with pytest.raises(ClauseViolation, match="PositionOutOfRange past the last block of the pool") as broken:
         cache.block_table(cache.create(), 0)
     assert broken.value.clause == "PAGED-06"
 
@@ -71,8 +71,8 @@ def test_a_cache_of_steps_alone_is_judged_in_one_layer(monkeypatch):
     steps, step = Restricted({"num_layers": 1}, STEPS, ["paged"]), kvref.PagedCache.append_step
 
     def verdict(clause):
-        ((_, checks),) = select(clause, "paged").items()
-        return verdict_of(CheckRunner(steps).clause([check for check in checks if check.run]))
+        ((_, checks),) = select_checks(clause, "paged").items()
+        return verdict_of(CheckRunner(steps).judge_clause([check for check in checks if check.run]))
 
     shown = ("LAW-04", "LAW-05", "PAGED-01", "PAGED-03", "PAGED-07")
     assert {verdict(clause) for clause in shown} == {"passed"}

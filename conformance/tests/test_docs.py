@@ -79,9 +79,9 @@ def test_the_limits_the_page_shows_are_limits():
     (code,) = (code for code in fenced("test-your-cache.md", "python") if "class Kernels" in code)
     found = {}
     exec(code, found)
-    assert str(Limits(found["Kernels"].limits).of("paged", "head_dim")) == "64 or 128"
+    assert str(Limits(found["Kernels"].limits).limit("paged", "head_dim")) == "64 or 128"
     (toml,) = fenced("test-your-cache.md", "toml")
-    assert Limits(tomllib.loads(toml)["implementations"]["mycache"]["limits"]).of("", "num_layers").most == 1
+    assert Limits(tomllib.loads(toml)["implementations"]["mycache"]["limits"]).limit("", "num_layers").most == 1
     page = (ROOT / "docs/test-your-cache.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in ARGUMENTS)
 

@@ -6,11 +6,11 @@ import pytest
 
 import kvref
 from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, FLOAT16, SmallFloat
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.oracle.formats import small_floats
 
 UPPER_HALVES = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
-BACKENDS = [load(name).backend for name in ("reference", "reference:strict", "numpy")]
+BACKENDS = [load_implementation(name).backend for name in ("reference", "reference:strict", "numpy")]
 
 
 def by_name(value):

@@ -6,17 +6,17 @@ from restricted import Restricted
 
 from kvref import Quantized, get_format
 from kvref_conformance.families.rows.model import Rows
-from kvref_conformance.implementations import load
-from kvref_conformance.oracle.adversarial import adversarial
-from kvref_conformance.oracle.formats import GGML, MX, NVFP4, ggml, per_row
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.oracle.adversarial import adversarial_rows
+from kvref_conformance.oracle.formats import GGML_FORMATS, MX_FORMATS, NVFP4_FORMATS, ggml, per_row
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 
-TYPES = [name for name in GGML if name != "iq4_nl"]  # types that gguf can quantize
+TYPES = [name for name in GGML_FORMATS if name != "iq4_nl"]  # types that gguf can quantize
 
 
 def written(seed, format):
     """Rows that reveal mistakes, and what the reference stores for them."""
-    made = adversarial(np.random.default_rng(seed), 128, format)
+    made = adversarial_rows(np.random.default_rng(seed), 128, format)
     assert not ggml.any_code(made, format).any()
     return made, get_format(format).quantize(made).codes
 
@@ -29,7 +29,7 @@ def test_gguf_writes_the_same_bytes(format):
         assert (quants.quantize(made, types[format.upper()]) == get_format(format).quantize(made).codes).all()
 
 
-@pytest.mark.parametrize("format", GGML)
+@pytest.mark.parametrize("format", GGML_FORMATS)
 def test_gguf_reads_the_same_values(format):
     quants, types = pytest.importorskip("gguf.quants"), pytest.importorskip("gguf").GGMLQuantizationType
     for seed in range(5):
@@ -39,7 +39,7 @@ def test_gguf_reads_the_same_values(format):
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("format", GGML)
+@pytest.mark.parametrize("format", GGML_FORMATS)
 def test_ggml_writes_the_same_bytes_and_reads_the_same_values(format):
     from kvref_adapters.llama_cpp.quantizers import LlamaCppRowsPortable
 
@@ -67,7 +67,7 @@ def test_codes_are_free_where_the_scale_has_no_reciprocal(format, largest):
 
 
 def test_rows_that_are_changed_are_seen_in_formats_of_groups_too():
-    right = load("numpy").rows()
+    right = load_implementation("numpy").rows()
 
     class Changes:
         dequantize = right.dequantize
@@ -77,13 +77,13 @@ def test_rows_that_are_changed_are_seen_in_formats_of_groups_too():
             rows[:] = 0
             return stored
 
-    implementation, ((_, checks),) = Restricted(families=(), formats=("q8_0",)), select("LAW-16", "rows").items()
+    implementation, ((_, checks),) = Restricted(families=(), formats=("q8_0",)), select_checks("LAW-16", "rows").items()
     implementation.rows = Changes
-    assert verdict_of(CheckRunner(implementation).clause(checks)) == "failed"
+    assert verdict_of(CheckRunner(implementation).judge_clause(checks)) == "failed"
 
 
-@pytest.mark.parametrize("format", [*MX, *NVFP4])
+@pytest.mark.parametrize("format", [*MX_FORMATS, *NVFP4_FORMATS])
 def test_a_trace_has_scales_that_are_codes_as_codes(format):
-    stored = get_format(format).quantize(adversarial(np.random.default_rng(0), 32, format)[:5])
-    codes, scale, zero = Rows().quantize(adversarial(np.random.default_rng(0), 32, format)[:5], format).wire()["ok"]
+    stored = get_format(format).quantize(adversarial_rows(np.random.default_rng(0), 32, format)[:5])
+    codes, scale, zero = Rows().quantize(adversarial_rows(np.random.default_rng(0), 32, format)[:5], format).to_json()["ok"]
     assert scale.dtype == np.uint8 and (scale == stored.scale).all() and (codes == stored.codes).all() and zero is None

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import kvref
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families.rows.model import Rows as Model
 from kvref_conformance.implementations.backends import OnBackend, Rows
 from kvref_conformance.oracle.formats import per_row as oracle
 from kvref_conformance.oracle.formats.per_group import is_affine
-from kvref_conformance.outcome import Broken
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 FORMATS = ("int4_g32_bfloat16", "uint4_g32_float32", "uint2_g64_float16")
@@ -96,7 +96,7 @@ def verdicts(kind, level="tolerant", formats=FORMATS, clauses="FMT-GROUP-*,FMT-L
     made = OnBackend(kvref.reference)
     made.level, made.formats, made.rows = level, formats, lambda: kind(kvref.reference)
     judge = CheckRunner(made, Effort(examples=1))
-    return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(clauses).items()}
+    return {clause.id: verdict_of(judge.judge_clause(checks)) for clause, checks in select_checks(clauses).items()}
 
 
 @pytest.mark.parametrize("level", ["exact", "tolerant"])
@@ -143,8 +143,8 @@ def test_nibbles_the_other_way_around_are_seen(level):
 def test_no_width_between_groups_is_asked_for_at_real_sizes():
     made = OnBackend(kvref.reference)
     made.formats = ("int8", "q8_0", "int4_g128_float32")
-    ((_, checks),) = select("LAW-18", "rows").items()
-    assert verdict_of(CheckRunner(made, Effort(examples=1)).clause(checks)) == "passed"
+    ((_, checks),) = select_checks("LAW-18", "rows").items()
+    assert verdict_of(CheckRunner(made, Effort(examples=1)).judge_clause(checks)) == "passed"
 
 
 def test_codes_go_by_the_scale_that_is_stored_where_it_is_an_ulp_off():
@@ -167,6 +167,6 @@ def test_a_wrong_zero_is_seen_in_a_conversation(level, zero, name):
     rows = np.linspace(1, 2, 32, dtype=np.float32)[None]
     codes, scale, right = kvref.get_format(name).quantize(rows)
     expected = Model().quantize(rows, name)
-    expected.look((codes, scale, right), "rows.quantize", level)
-    with pytest.raises(Broken, match=r"zero of rows\.quantize"):
-        expected.look((codes, scale, None if zero is None else np.full_like(right, zero)), "rows.quantize", level)
+    expected.compare((codes, scale, right), "rows.quantize", level)
+    with pytest.raises(ClauseViolation, match=r"zero of rows\.quantize"):
+        expected.compare((codes, scale, None if zero is None else np.full_like(right, zero)), "rows.quantize", level)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kvref_conformance.implementations import load
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
-from kvref_conformance.runner.replay import replay
+from kvref_conformance.runner.replay import replay_saved_trace
 from kvref_conformance.traces import format
 from kvref_conformance.traces.paths import save_failure
-from kvref_conformance.vectors.check import check
+from kvref_conformance.vectors.check import check_vectors
 
 pytestmark = pytest.mark.harness
 FOLDER = Path(__file__).parents[1] / "harnesses"
@@ -94,31 +94,31 @@ def test_it_passes_every_clause_of_its_families(harness, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     verdicts = {each["clause"]: each["verdict"] for each in json.loads((tmp_path / "results.json").read_text())["clauses"]}
-    for clause in (clause.id for glob in PASSES[language] for clause in select(glob)):
+    for clause in (clause.id for glob in PASSES[language] for clause in select_checks(glob)):
         assert verdicts[clause] == "passed", clause
 
 
 def test_its_bug_is_caught_by_the_clause_that_names_it_in_calls_that_replay(harness, tmp_path):
     language, command = harness
     bug, clause = BUGS[language]
-    judge = CheckRunner(load(f"exec:{command} --bug {bug}"), Effort(examples=30))
-    ((found, checks),) = select(clause).items()
-    _, path = save_failure(judge.clause(checks), tmp_path, found.id, language)
-    trace = format.read(path)
+    judge = CheckRunner(load_implementation(f"exec:{command} --bug {bug}"), Effort(examples=30))
+    ((found, checks),) = select_checks(clause).items()
+    _, path = save_failure(judge.judge_clause(checks), tmp_path, found.id, language)
+    trace = format.read_trace(path)
     assert trace.header.judge == "model"
     assert len(trace.requests) <= 5
-    held = replay(trace, judge)
-    assert held.parted_at == trace.lines[-1]
+    replay = replay_saved_trace(trace, judge)
+    assert replay.mismatch_line == trace.lines[-1]
     judge.close()
     for right in (f"exec:{command}", "numpy"):
-        judge = CheckRunner(load(right))
-        assert replay(trace, judge).parted_at is None
+        judge = CheckRunner(load_implementation(right))
+        assert replay_saved_trace(trace, judge).mismatch_line is None
         judge.close()
 
 
 def test_the_vectors_hold_for_it(harness):
-    judge = CheckRunner(load(f"exec:{harness[1]}"))
-    held = list(check(VECTORS, judge))
+    judge = CheckRunner(load_implementation(f"exec:{harness[1]}"))
+    held = list(check_vectors(VECTORS, judge))
     judge.close()
     assert {each.verdict for each in held} == {"passed", "not offered"}
     assert len([each for each in held if each.verdict == "passed"]) >= 40

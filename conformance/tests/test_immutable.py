@@ -6,9 +6,9 @@ from bugs.plant import in_source
 
 import kvref
 from kvref_conformance.families import names
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 NEED_MEMORY_TO_WRITE_INTO = {"LAW-08", "CONTIG-08"}
@@ -39,8 +39,8 @@ class Frozen(kvref.ReferenceBackend):
 def verdicts(implementation, family, **effort):
     """Verdicts by clause, without LAW-18: small sizes show writes in place too."""
     judge = CheckRunner(implementation, Effort(**{"examples": 10} | effort))
-    chosen = {clause.id: checks for clause, checks in select(family=family).items() if clause.id != "LAW-18"}
-    return {clause: verdict_of(judge.clause(checks)) for clause, checks in chosen.items()}
+    chosen = {clause.id: checks for clause, checks in select_checks(family=family).items() if clause.id != "LAW-18"}
+    return {clause: verdict_of(judge.judge_clause(checks)) for clause, checks in chosen.items()}
 
 
 def with_verdict(found, *verdicts):
@@ -81,6 +81,6 @@ FLUSHED = {"FMT-CAST-01", "FMT-LEVEL-01", "FMT-AFF-01", "TIER-02"}  # XLA flushe
 @pytest.mark.jax
 @pytest.mark.parametrize("family", names())
 def test_jax_breaks_no_clause_but_those_of_subnormal_numbers(family):
-    found = verdicts(load("reference:jax"), family, examples=2, timeout=300.0)  # each new shape is compiled
+    found = verdicts(load_implementation("reference:jax"), family, examples=2, timeout=300.0)  # each new shape is compiled
     assert with_verdict(found, "not offered", "not run") <= NEED_MEMORY_TO_WRITE_INTO | SLOW
     assert with_verdict(found, "failed") <= FLUSHED

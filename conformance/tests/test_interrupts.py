@@ -12,10 +12,10 @@ import pytest
 from sessions import running_in
 
 from kvref_conformance.calls import interrupts
-from kvref_conformance.implementations import load
-from kvref_conformance.json_schema import schema
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.json_schema import read_schema
 from kvref_conformance.report.json_file import SCHEMA
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def test_what_was_found_is_kept(kvref, tmp_path, left_running, name, isolate):
     assert done.stdout.count("BLOCK-06 · ") == 1
     assert "    blocks.utilization\n" in done.stdout
     document = json.loads((tmp_path / "out.json").read_text())
-    jsonschema.validate(document, schema(*SCHEMA))
+    jsonschema.validate(document, read_schema(*SCHEMA))
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}
     assert document["interrupted"]
     assert (verdicts["BLOCK-01"], verdicts["BLOCK-06"]) == ("passed", "failed")
@@ -74,7 +74,7 @@ def test_what_was_found_is_kept(kvref, tmp_path, left_running, name, isolate):
     assert cases[last].find("skipped").get("message") == "interrupted"
     table, *_ = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["all"]]
     assert table[1:3] == [str(len(verdicts) - 1), "1"]
-    asked = len(select(SOME[1]))
+    asked = len(select_checks(SOME[1]))
     assert done.stdout.splitlines()[-2:] == [
         "not conformant: breaks BLOCK-06",
         f"interrupted: {len(verdicts)} of {asked} clauses ran, {asked - len(verdicts)} did not",
@@ -90,18 +90,18 @@ def test_what_ends_at_once_has_told_of_its_failures(kvref):
 
 
 def test_a_failure_that_is_being_made_smaller_is_told_as_it_was_found(monkeypatch):
-    judge = CheckRunner(load("zoo:blocks-freed-twice"), Effort(examples=5))
-    ((_, checks),) = select("BLOCK-05").items()
+    judge = CheckRunner(load_implementation("zoo:blocks-freed-twice"), Effort(examples=5))
+    ((_, checks),) = select_checks("BLOCK-05").items()
 
     def hold(requests, seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(judge, "hold", hold)
+    monkeypatch.setattr(judge, "replay", hold)
     with pytest.raises(KeyboardInterrupt):
-        judge.clause(checks)
-    monkeypatch.setattr(interrupts, "asked", True)
-    monkeypatch.setattr(interrupts, "look", lambda: None)  # earlier calls would raise it
-    shown = [outcome for outcome in judge.clause(checks) if outcome.trace]
+        judge.judge_clause(checks)
+    monkeypatch.setattr(interrupts, "interrupted", True)
+    monkeypatch.setattr(interrupts, "raise_if_interrupted", lambda: None)  # earlier calls would raise it
+    shown = [outcome for outcome in judge.judge_clause(checks) if outcome.trace]
     assert [outcome.verdict for outcome in shown] == ["failed"]
     assert shown[0].calls[0].startswith("blocks = blocks(")
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvref_conformance.calls.messages import CallError, CallReply, CallRequest, Exchange
 from kvref_conformance.calls.source_location import defined_at, raised_at
-from kvref_conformance.drivers.crash_log import HEAD, CrashLog, CrashLogWriter
+from kvref_conformance.drivers.crash_log import RECORD_HEADER, CrashLog, CrashLogWriter
 
 
 def exchange(number, op="blocks.allocate", reply=None):
@@ -24,42 +24,42 @@ def journal():
     made.close()
 
 
-def told(writer, conversation, *exchanges):
+def told(writer, call_trace, *exchanges):
     for each in exchanges:
-        conversation.append(each)
-        writer(SimpleNamespace(conversation=conversation), each)
+        call_trace.append(each)
+        writer(SimpleNamespace(call_trace=call_trace), each)
 
 
-def shown(conversation):
-    return [(each.request.id, each.request.args["values"].tolist(), each.reply and each.reply.ok) for each in conversation]
+def shown(call_trace):
+    return [(each.request.id, each.request.args["values"].tolist(), each.reply and each.reply.ok) for each in call_trace]
 
 
 def test_what_was_written_is_read(journal):
-    conversation, writer = [], CrashLogWriter(journal.descriptor)
+    call_trace, writer = [], CrashLogWriter(journal.descriptor)
     assert journal.read() == []
-    told(writer, conversation, exchange(1))
-    conversation[-1].reply = CallReply(7)
-    told(writer, conversation, exchange(2))
-    conversation[-1].reply = CallReply(error=CallError("OutOfBlocks", "no", "mine.py:3"))
-    told(writer, conversation, exchange(3))
+    told(writer, call_trace, exchange(1))
+    call_trace[-1].reply = CallReply(7)
+    told(writer, call_trace, exchange(2))
+    call_trace[-1].reply = CallReply(error=CallError("OutOfBlocks", "no", "mine.py:3"))
+    told(writer, call_trace, exchange(3))
     found = journal.read()
     assert shown(found) == [(1, [0], 7), (2, [0, 1], None), (3, [0, 1, 2], None)]
     assert (found[1].reply.error.kind, found[1].reply.error.where, found[2].reply) == ("OutOfBlocks", "mine.py:3", None)
 
 
 def test_what_somebody_else_writes_there_does_no_harm(journal):
-    conversation, writer = [], CrashLogWriter(journal.descriptor)
-    told(writer, conversation, exchange(1))
+    call_trace, writer = [], CrashLogWriter(journal.descriptor)
+    told(writer, call_trace, exchange(1))
     os.write(journal.descriptor, b"garbage" * 10)
-    told(writer, conversation, exchange(2))
+    told(writer, call_trace, exchange(2))
     assert shown(journal.read()) == [(1, [0], None), (2, [0, 1], None)]
 
 
 def test_what_was_declined_is_left_out(journal):
-    conversation, writer = [], CrashLogWriter(journal.descriptor)
-    told(writer, conversation, exchange(1, reply=CallReply(1)), exchange(2))
-    conversation.pop()
-    told(writer, conversation, exchange(3))
+    call_trace, writer = [], CrashLogWriter(journal.descriptor)
+    told(writer, call_trace, exchange(1, reply=CallReply(1)), exchange(2))
+    call_trace.pop()
+    told(writer, call_trace, exchange(3))
     assert shown(journal.read()) == [(1, [0], 1), (3, [0, 1, 2], None)]
 
 
@@ -72,12 +72,12 @@ def test_only_the_last_conversation_is_read(journal):
     assert shown(journal.read()) == [(1, [0], None)]
 
 
-@pytest.mark.parametrize("kept", [0, 5, HEAD.size, HEAD.size + 10])
+@pytest.mark.parametrize("kept", [0, 5, RECORD_HEADER.size, RECORD_HEADER.size + 10])
 def test_what_was_cut_short_is_not_read(journal, kept):
-    conversation, writer = [], CrashLogWriter(journal.descriptor)
-    told(writer, conversation, exchange(1))
+    call_trace, writer = [], CrashLogWriter(journal.descriptor)
+    told(writer, call_trace, exchange(1))
     whole = os.fstat(journal.descriptor).st_size
-    told(writer, conversation, exchange(2))
+    told(writer, call_trace, exchange(2))
     os.ftruncate(journal.descriptor, whole + kept)
     assert [each.request.id for each in journal.read()] == [1]
     os.ftruncate(journal.descriptor, whole + 1000)  # zeros, as a file system can leave them

@@ -9,11 +9,11 @@ import pytest
 import kvref
 from kvref_conformance import clauses
 from kvref_conformance.families import names
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
-from kvref_conformance.testlib.registry import Check, CheckError, all_checks, validate
+from kvref_conformance.testlib.registry import Check, CheckError, all_checks, validate_checks
 
 ROOT = Path(kvref.__file__).parents[1]
 
@@ -21,15 +21,15 @@ ROOT = Path(kvref.__file__).parents[1]
 @cache
 def judge_of_numpy():
     """One judge for all chapters, so that its state machines run once."""
-    return CheckRunner(load("numpy"), Effort(examples=3))
+    return CheckRunner(load_implementation("numpy"), Effort(examples=3))
 
 
 @pytest.mark.parametrize("chapter", [chapter.code for chapter in clauses.spec()])
 def test_numpy_passes_every_clause(chapter):
     """Small sizes and few call sequences; `nox -s matrix` runs all of it, the reference and array_api_strict."""
-    for clause, checks in select(f"{chapter}-*").items():
+    for clause, checks in select_checks(f"{chapter}-*").items():
         if clause.id not in ("KERN-06", "LAW-18"):
-            outcomes = judge_of_numpy().clause(checks)
+            outcomes = judge_of_numpy().judge_clause(checks)
             assert verdict_of(outcomes) == "passed", (clause.id, outcomes)
 
 
@@ -42,12 +42,12 @@ def test_a_check_of_no_clause_is_an_error():
         pass
 
     with pytest.raises(CheckError, match=r"check 'stray \(paged\)' names an unknown clause: PAGED-99"):
-        validate([*all_checks(), Check("PAGED-99", "paged", stray)])
+        validate_checks([*all_checks(), Check("PAGED-99", "paged", stray)])
 
 
 def test_a_clause_without_a_check_is_an_error():
     with pytest.raises(CheckError, match="clauses without a check: BUF-07"):
-        validate([check for check in all_checks() if check.clause != "BUF-07"])
+        validate_checks([check for check in all_checks() if check.clause != "BUF-07"])
 
 
 GOOD = """# Ring (RING)
@@ -146,7 +146,7 @@ class NoFree(OnBackend):
 
 def test_an_attribute_that_raises_costs_the_clauses_that_ask_for_it():
     judge = CheckRunner(NoFree(), Effort(examples=3))
-    said = {clause.id: judge.clause(checks) for clause, checks in select("BLOCK-*", "blocks").items()}
+    said = {clause.id: judge.judge_clause(checks) for clause, checks in select_checks("BLOCK-*", "blocks").items()}
     assert verdict_of(said["BLOCK-04"]) == "failed"
     assert any("free" in outcome.what and "AttributeError" in outcome.got for outcome in said["BLOCK-04"])
     assert verdict_of(said["BLOCK-01"]) != "failed"

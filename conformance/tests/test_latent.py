@@ -188,7 +188,7 @@ def test_a_record_is_read_field_by_field(name):
     rows = f32(rng.normal(size=(7, 576)) * 2.0 ** rng.integers(-9, 9, size=(7, 1)))
     cache = cache_of(rows, 512, name, "packed")
     got = kvref.backend(name).to_numpy(cache.records())
-    assert (got == oracle.records_of(rows[:, :512], rows[:, 512:]).values).all()
+    assert (got == oracle.expected_records(rows[:, :512], rows[:, 512:]).values).all()
     assert got.shape == (7, 656) and cache.num_bytes == 7 * 656
     fields = np.ascontiguousarray(got).view(record_of(cache.config))[:, 0]
     largest = np.abs(rows[:, :512].reshape(7, 4, 128)).max(axis=2)

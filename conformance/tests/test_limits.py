@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from restricted import LIMITS, Restricted
 
+from kvref_conformance.exceptions import CannotRun, NotOffered
 from kvref_conformance.families import all_families
-from kvref_conformance.implementations import checked
+from kvref_conformance.implementations import validate_implementation
 from kvref_conformance.limits import Limit, Limits, LimitsError
-from kvref_conformance.oracle.formats import SCALED, either
-from kvref_conformance.oracle.model_runner import MADE
-from kvref_conformance.outcome import CannotRun, NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select, verdict_of
+from kvref_conformance.oracle.formats import SCALED_FORMATS, describe_formats
+from kvref_conformance.oracle.model_runner import EXPECTED_OBJECT
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
-from kvref_conformance.testlib.fixtures import new
+from kvref_conformance.testlib.fixtures import new_object
 
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
 NEGATIVE = "negative integers: its integer types are unsigned"
@@ -48,7 +48,8 @@ EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, wit
     },
     ("float16 only", "tiered"): {"TIER-18": "input values larger than float16 can represent"},
     **{  # a paged cache of one dtype has no formats with scales
-        (f"{dtype} only", family): dict.fromkeys(clauses, either(SCALED)) | dict.fromkeys(given, GIVEN.format(dtype))
+        (f"{dtype} only", family): dict.fromkeys(clauses, describe_formats(SCALED_FORMATS))
+        | dict.fromkeys(given, GIVEN.format(dtype))
         for dtype in ("float16", "bfloat16")
         for family, clauses, given in (
             ("paged", ["PAGED-18"], STATIC_PAGES),
@@ -91,11 +92,11 @@ SOME = {*EXCEPTIONS, *EACH[::16]}
 )
 def test_every_clause_is_judged_within_limits(limit, family):
     judge, lacking = CheckRunner(Restricted(LIMITS[limit])), {}
-    for clause, checks in select(family=family).items():
+    for clause, checks in select_checks(family=family).items():
         written = [check for check in checks if check.run and not check.slow and not check.real]
         if not written or (clause.id == "LAW-18" and limit not in AT_REAL_SIZES):
             continue
-        outcomes = judge.clause(written)
+        outcomes = judge.judge_clause(written)
         verdict = verdict_of(outcomes)
         assert verdict != "failed", (clause.id, outcomes)
         if verdict != "passed":
@@ -130,9 +131,9 @@ SIZE = {
 @pytest.mark.parametrize("family", SIZE)
 def test_a_cache_too_small_for_a_check_is_not_called_wrong(family, most):
     judge, found = CheckRunner(Restricted({SIZE[family]: {"most": most}}, families=[family])), {}
-    for clause, checks in select(family=family).items():
+    for clause, checks in select_checks(family=family).items():
         if clause.id != "LAW-18":
-            found[clause.id] = [judge.ask_about(check) for check in checks if check.run and not check.slow]
+            found[clause.id] = [judge.judge_check(check) for check in checks if check.run and not check.slow]
     assert [each for said in found.values() for each in said if isinstance(each, Failure)] == []
     assert all(outcome.missing for outcome in found["LAW-09"])  # a law that appends 11 tokens
 
@@ -176,11 +177,11 @@ class Promising(Restricted):
 )
 def test_what_the_limits_promise_is_made_or_law_12_fails(family, takes, promised):
     promising = Promising(takes, promised, [family])
-    checks = [check for check in next(iter(select("LAW-12", family).values())) if check.run]
-    shown = [outcome for outcome in CheckRunner(promising).clause(checks) if outcome.verdict == "failed"]
-    assert [outcome.expected for outcome in shown] == [MADE] * len(shown) != []
+    checks = [check for check in next(iter(select_checks("LAW-12", family).values())) if check.run]
+    shown = [outcome for outcome in CheckRunner(promising).judge_clause(checks) if outcome.verdict == "failed"]
+    assert [outcome.expected for outcome in shown] == [EXPECTED_OBJECT] * len(shown) != []
     assert all(outcome.got.startswith("ConfigError: ") for outcome in shown)
-    assert verdict_of(CheckRunner(Promising(takes, takes, [family])).clause(checks)) == "passed"
+    assert verdict_of(CheckRunner(Promising(takes, takes, [family])).judge_clause(checks)) == "passed"
 
 
 def test_what_is_refused_everywhere_is_told_once(kvref, tmp_path):
@@ -189,7 +190,7 @@ def test_what_is_refused_everywhere_is_told_once(kvref, tmp_path):
     assert done.returncode == 1
     first, *later = [line for line in done.stdout.splitlines() if line.startswith(("LAW-1", "BUF-0"))]
     assert {line.rpartition(": ")[2] for line in later} == {f"same failure as {first[:6]}"}
-    assert done.stdout.count(MADE) == 1
+    assert done.stdout.count(EXPECTED_OBJECT) == 1
 
 
 def test_the_nearest_allowed_value():
@@ -207,20 +208,20 @@ def test_the_nearest_allowed_value():
 
 def test_as_many_tokens_at_once_as_are_taken():
     def at_most(declared, *wanted):
-        return [Limits({"tokens": declared}).of("paged", "tokens").at_most(each) for each in wanted]
+        return [Limits({"tokens": declared}).limit("paged", "tokens").largest_up_to(each) for each in wanted]
 
     assert at_most([1, 4], 11, 4, 3, 1, 0) == [4, 4, 1, 1, None]
     assert at_most({"least": 1, "most": 4}, 11, 3, 1, 0) == [4, 3, 1, None]
-    assert Limit(least=3, multiple_of=2).at_most(5) == 4
-    assert Limit(least=3, multiple_of=2).at_most(3) is None
+    assert Limit(least=3, multiple_of=2).largest_up_to(5) == 4
+    assert Limit(least=3, multiple_of=2).largest_up_to(3) is None
 
 
 def test_more_tokens_than_are_taken_at_once_are_handed_in_as_the_fewest_pieces():
     subject = CheckRunner(Restricted({"tokens": [1, 4]}, families=["contiguous"])).begin_family("contiguous")
-    cache = new(subject, "contiguous")
+    cache = new_object(subject, "contiguous")
     keys, values = np.random.default_rng(0).normal(size=(2, cache.config["batch_size"], 2, 11, 5)).astype(np.float32)
     cache.append(keys, values)
-    assert [each.request.args["keys"].shape[2] for each in subject.conversation[1:]] == [4, 4, 1, 1, 1]
+    assert [each.request.args["keys"].shape[2] for each in subject.call_trace[1:]] == [4, 4, 1, 1, 1]
     assert np.array_equal(cache.read(), [keys, values])
     with pytest.raises(NotOffered, match="0 tokens, where its limits say 1 or 4"):
         cache.append(keys[:, :, :0], values[:, :, :0])
@@ -288,10 +289,10 @@ def test_limits_that_say_nothing_or_contradict_themselves(declared, message):
 @pytest.mark.parametrize("dtype", [{"dtype": ["float16"]}, {"paged": {"dtype": ["float16", "bfloat16"]}}])
 def test_a_dtype_that_is_none_of_the_formats_is_refused(dtype):
     with pytest.raises(CannotRun, match=r"^mine: limits: dtype: expected one of its formats \(int8, float32\), got float16"):
-        checked("mine", Restricted(dtype, formats=["int8", "float32"]))
-    assert checked("mine", Restricted(dtype, formats=["float32", "float16"]))
+        validate_implementation("mine", Restricted(dtype, formats=["int8", "float32"]))
+    assert validate_implementation("mine", Restricted(dtype, formats=["float32", "float16"]))
     # formats have codes only: arrays are passed in the declared dtype
-    assert checked("mine", Restricted(dtype, formats=["int8"]))
+    assert validate_implementation("mine", Restricted(dtype, formats=["int8"]))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no device"), AttributeError("no device")])
@@ -306,7 +307,7 @@ def test_limits_that_cannot_be_asked_for_are_not_none(error):
             pass
 
     with pytest.raises(CannotRun, match=f"^mine: limits: {type(error).__name__}: no device$"):
-        checked("mine", Raises())
+        validate_implementation("mine", Raises())
 
 
 def test_they_cost_one_line_before_anything_runs(kvref, tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from restricted import Restricted
 
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 KIVI = {"format": "uint2_g32_float16", "dtype": ["float16"], "residual": 128, "head_dim": [64, 128]}
@@ -24,10 +24,10 @@ DOORS = {  # limits, and the clauses that cannot be judged within them
 def test_what_is_judged_within_limits(door):
     limits, expected = DOORS[door]
     judge, lacking = CheckRunner(Restricted(limits, families=["channels"])), {}
-    for clause, checks in select(family="channels").items():
+    for clause, checks in select_checks(family="channels").items():
         written = [check for check in checks if check.run and not check.slow and not check.real]
         if written and clause.id != "LAW-18":
-            outcomes = judge.clause(written)
+            outcomes = judge.judge_clause(written)
             assert verdict_of(outcomes) != "failed", (clause.id, outcomes)
             if verdict_of(outcomes) != "passed":
                 lacking[clause.id] = judge.missing(written, outcomes)
@@ -43,6 +43,6 @@ def test_no_sequence_of_calls_is_a_false_alarm(door):
 
 @pytest.mark.parametrize("door", ["as KIVI has it", "groups of 64 alone"])
 def test_real_sizes_are_judged(door):
-    ((_, checks),) = select("LAW-18", "channels").items()
+    ((_, checks),) = select_checks("LAW-18", "channels").items()
     judge = CheckRunner(Restricted(DOORS[door][0], families=["channels"]))
-    assert verdict_of(judge.clause([check for check in checks if not check.real])) == "passed"
+    assert verdict_of(judge.judge_clause([check for check in checks if not check.real])) == "passed"

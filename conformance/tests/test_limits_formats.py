@@ -9,11 +9,11 @@ from restricted import Restricted
 import kvref
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.limits import Limits
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
-from kvref_conformance.runner.verdict import conclude
+from kvref_conformance.runner.verdict import overall_verdict
 
 WHOLE = {"FMT-GROUP-03"}  # needs a width that is not a multiple of the group size
 NONE = {each.id for each in all_clauses().values() if re.match("FMT-(GROUP|GGML|MX|SMALL)", each.id)}  # widths below a group size
@@ -38,9 +38,9 @@ def verdicts(implementation, *families, clauses="*"):
     """Verdicts of the clauses with checks in these families, without the state machines."""
     judge = CheckRunner(implementation, Effort(examples=1))
     found = {}
-    for clause, checks in select(clauses).items():
+    for clause, checks in select_checks(clauses).items():
         if written := [check for check in checks if check.family in families and check.run]:
-            found[clause.id] = verdict_of(judge.clause(written))
+            found[clause.id] = verdict_of(judge.judge_clause(written))
     return found
 
 
@@ -56,8 +56,8 @@ def test_rows_and_values_are_judged_in_any_width_and_dtype(limits, missing):
 
 
 def test_rows_of_an_even_width_are_not_padded():
-    judge, ((_, checks),) = CheckRunner(Restricted({"width": [64]}, families=("rows",))), select("FMT-AFF-06").items()
-    assert [outcome.missing for outcome in judge.clause(checks)] == ["", "rows of an odd width"]
+    judge, ((_, checks),) = CheckRunner(Restricted({"width": [64]}, families=("rows",))), select_checks("FMT-AFF-06").items()
+    assert [outcome.missing for outcome in judge.judge_clause(checks)] == ["", "rows of an odd width"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -69,7 +69,7 @@ def test_rows_of_an_even_width_are_not_padded():
 def test_a_wrong_rounding_shows_in_a_narrow_dtype(dtype, wrong, clause):
     class Wrong:
         def __init__(self):
-            self.right = load("numpy").rows()
+            self.right = load_implementation("numpy").rows()
             self.dequantize = self.right.dequantize
 
         def quantize(self, rows, format):
@@ -165,8 +165,8 @@ def quantized(**changes):
 
 
 def failing(implementation, clause):
-    judge, ((_, checks),) = CheckRunner(implementation), select(clause).items()
-    return [check.name for check in checks if check.run and isinstance(judge.ask_about(check), Failure)]
+    judge, ((_, checks),) = CheckRunner(implementation), select_checks(clause).items()
+    return [check.name for check in checks if check.run and isinstance(judge.judge_check(check), Failure)]
 
 
 def test_two_ways_of_reading_are_held_against_each_other():
@@ -197,12 +197,12 @@ PAGES = {"paged": "PAGED-18", "prefix": "PREFIX-16", "grouped": "GROUP-08"}
 )
 def test_formats_that_pages_do_not_take_count_in_no_share(limits, formats):
     judge = CheckRunner(Restricted(limits, families=tuple(PAGES), formats=formats))
-    for clause, checks in select(",".join(PAGES.values())).items():
+    for clause, checks in select_checks(",".join(PAGES.values())).items():
         written = [check for check in checks if check.run]
-        outcomes = judge.clause(written)
+        outcomes = judge.judge_clause(written)
         assert verdict_of(outcomes) == "not offered"
         result = {"clause": clause.id, "verdict": "not offered", "offered": True, "missing": judge.missing(written, outcomes)}
-        assert conclude([result]).of == 0, result
+        assert overall_verdict([result]).of == 0, result
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -221,7 +221,7 @@ def test_what_passes_the_end_of_a_narrow_float_is_kept_as_it_was_handed_in():
     subject = CheckRunner(Restricted({"dtype": ["float16"]}, families=("kernels",))).begin_family("kernels")
     store, rows = np.zeros((2, 1, 1), np.float32), np.float32([[[1e38]], [[0.1]]])
     subject.new("kernels").scatter(store, [0, 1], rows)
-    given = subject.conversation[-1].request.args["new"]
+    given = subject.call_trace[-1].request.args["new"]
     assert given.ravel().tolist() == [np.inf, 0.0999755859375]  # the float16 nearest to 0.1
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from restricted import LIMITS, Restricted
 
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.runner.check_runner import CheckRunner
-from kvref_conformance.runner.harness_selftest import selftest
-from kvref_conformance.runner.replay import replay
-from kvref_conformance.traces.format import read
-from kvref_conformance.vectors.check import check
+from kvref_conformance.runner.harness_selftest import run_selftest
+from kvref_conformance.runner.replay import replay_saved_trace
+from kvref_conformance.traces.format import read_trace
+from kvref_conformance.vectors.check import check_vectors
 
 HERE = Path(__file__).parent
 VECTORS = HERE.parent / "vectors"
@@ -21,20 +21,20 @@ SOME = ("float16 only", "head_dim of 64 or 128", "one sequence at a time", "one 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", SOME)
 def test_vectors_beyond_the_limits_are_not_offered(name):
-    checked = list(check(VECTORS, CheckRunner(Restricted(LIMITS[name]))))
+    checked = list(check_vectors(VECTORS, CheckRunner(Restricted(LIMITS[name]))))
     assert [each for each in checked if each.verdict == "failed"] == []
     assert ("passed" in [each.verdict for each in checked]) == (name != "float16 only")
 
 
 def test_a_replay_says_which_limit_it_is_beyond():
-    trace = read(VECTORS / "machines" / "paged-0.jsonl")
+    trace = read_trace(VECTORS / "machines" / "paged-0.jsonl")
     with pytest.raises(NotOffered, match=r"head_dim \d, where its limits say 64 or 128"):
-        replay(trace, CheckRunner(Restricted({"head_dim": [64, 128]})))
+        replay_saved_trace(trace, CheckRunner(Restricted({"head_dim": [64, 128]})))
 
 
 @pytest.mark.parametrize("name", ["KERNELS", "ONE", "FLOAT16"])
 def test_a_harness_is_asked_for_what_its_limits_allow(name):
-    said = list(selftest([sys.executable, str(HERE / "serve.py"), f"restricted:{name}"], HERE, False, 20.0))
+    said = list(run_selftest([sys.executable, str(HERE / "serve.py"), f"restricted:{name}"], HERE, False, 20.0))
     assert {each.what: each.wrong for each in said if each.wrong} == {}
     assert {f"{family}.new" for family in ("paged", "quantized", "engine", "blocks")} <= {each.what for each in said}
     assert ("paged: all operations with rows of 128 numbers" in [each.what for each in said]) == (name == "KERNELS")

@@ -3,7 +3,7 @@
 import pytest
 from restricted import Restricted
 
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 DEEPSEEK = {"rank": 512, "rope_dim": 64, "nope_dim": 128, "value_dim": 128, "group_size": [2, 16, 64, 128]}
@@ -30,9 +30,9 @@ LACKING = {
 @pytest.mark.parametrize("door", DOORS)
 def test_every_clause_is_judged_within_the_limits_of_kernels(door):
     judge, lacking = CheckRunner(Restricted(DOORS[door], families=["latent"])), {}
-    for clause, checks in select(family="latent").items():
+    for clause, checks in select_checks(family="latent").items():
         written = [check for check in checks if check.run and not check.slow and not check.real and clause.id != "LAW-18"]
-        outcomes = judge.clause(written)
+        outcomes = judge.judge_clause(written)
         assert not written or verdict_of(outcomes) != "failed", (clause.id, outcomes)
         if written and verdict_of(outcomes) != "passed":
             lacking[clause.id] = judge.missing(written, outcomes)
@@ -51,6 +51,8 @@ def test_no_sequence_of_calls_is_a_false_alarm_within_the_limits_of_kernels(door
 @pytest.mark.extended
 @pytest.mark.parametrize("door", ["packed rows of float16 arrays", "few tokens", "odd sizes"])
 def test_real_sizes_are_no_false_alarm_within_the_limits_of_kernels(door):
-    ((_, checks),) = select("LAW-18", "latent").items()
-    outcomes = CheckRunner(Restricted(DOORS[door], families=["latent"])).clause([check for check in checks if not check.real])
+    ((_, checks),) = select_checks("LAW-18", "latent").items()
+    outcomes = CheckRunner(Restricted(DOORS[door], families=["latent"])).judge_clause(
+        [check for check in checks if not check.real]
+    )
     assert verdict_of(outcomes) != "failed", outcomes

@@ -8,9 +8,9 @@ from surfaces.errors import ConfigError
 from surfaces.one_table import Cache, OneTable
 
 from kvref_conformance.limits import Limits
-from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.oracle.attention import output_rounding
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 
@@ -25,8 +25,10 @@ WITHOUT_COUNTS = behind("create", "drop", "write", "gather", "length")
 def verdicts(implementation, chapter):
     """Verdicts by clause, of hand-written checks."""
     judge = CheckRunner(implementation, Effort())
-    written_out = {clause.id: [check for check in checks if check.run] for clause, checks in select(f"{chapter}-*").items()}
-    return {clause: verdict_of(judge.clause(checks)) for clause, checks in written_out.items()}
+    written_out = {
+        clause.id: [check for check in checks if check.run] for clause, checks in select_checks(f"{chapter}-*").items()
+    }
+    return {clause: verdict_of(judge.judge_clause(checks)) for clause, checks in written_out.items()}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_wrong_table_for_all_layers_is_noticed(cache, monkeypatch):
 
 @pytest.mark.parametrize("own", [[16], {"multiple_of": 16}, {"most": 9}], ids=str)
 def test_limits_of_blocks_are_of_its_own_where_one_stands_for_all_layers(own, monkeypatch):
-    allowed = Limits({"num_blocks": own}).of("paged", "num_blocks")
+    allowed = Limits({"num_blocks": own}).limit("paged", "num_blocks")
 
     class Few(Cache):
         def __init__(self, num_blocks, **sizes):
@@ -94,7 +96,7 @@ def test_rounding_an_output_lies_within_the_bound_and_not_much_more(dtype):
     want = rng.normal(size=10_000) * 2.0 ** rng.integers(-30, 15, 10_000)
     want = want[np.abs(want) < MAX[dtype] / 2].astype(np.float32)
     off = np.abs(round_to(want, dtype).astype(np.float64) - want)
-    bound = rounding(want, np.zeros(len(want)), dtype)
+    bound = output_rounding(want, np.zeros(len(want)), dtype)
     assert (off <= bound).all()
     assert (off > bound / 2).any()
 

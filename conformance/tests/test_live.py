@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.pytest_plugin import ClauseItem
-from kvref_conformance.report.console_live import Live
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.report.console_live import LiveReporter
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.runner.start import make_runner
+from kvref_conformance.runner.subprocess_runner import make_runner
 
 WIDTH = 80
 
@@ -41,10 +41,10 @@ def live():
 
     def live(terminal=True, clauses="BLOCK-*"):
         out, err = (Console(file=io.StringIO(), width=WIDTH, force_terminal=terminal) for _ in range(2))
-        judge = CheckRunner(load("reference"), Effort(examples=10))
-        made = Live(out, err, RunOptions("reference", judge.effort), judge)
-        items = [object.__new__(ClauseItem) for _ in select(clauses)]
-        for item, checks in zip(items, select(clauses).values(), strict=True):
+        judge = CheckRunner(load_implementation("reference"), Effort(examples=10))
+        made = LiveReporter(out, err, RunOptions("reference", judge.effort), judge)
+        items = [object.__new__(ClauseItem) for _ in select_checks(clauses)]
+        for item, checks in zip(items, select_checks(clauses).values(), strict=True):
             item.checks = checks
         made.pytest_collection_finish(type("Session", (), {"items": items})())
         return made, judge, out.file, err.file
@@ -54,7 +54,7 @@ def live():
 
 def test_the_bar_is_of_clauses_and_sequences(live):
     made, judge, _, err = live()
-    (task,), clauses = made._progress.tasks, len(select("BLOCK-*"))
+    (task,), clauses = made._progress.tasks, len(select_checks("BLOCK-*"))
     assert (task.completed, task.total) == (0, clauses + 10)
     shown = []
     tried = judge.progress
@@ -71,7 +71,7 @@ def test_the_bar_is_of_clauses_and_sequences(live):
 
 def test_the_widest_bar_fits(live):
     made, *_ = live(clauses="*")
-    made._tried("contiguous", 1999, 2000)
+    made._show_search_progress("contiguous", 1999, 2000)
     made._progress.update(made._task, done=140)
     console = Console(file=io.StringIO(), width=WIDTH)
     console.print(made._progress.get_renderable())
@@ -117,7 +117,7 @@ def test_where_nobody_reads_the_run_ends(live, monkeypatch):
     monkeypatch.setattr(made._out.file, "write", lambda text: (_ for _ in ()).throw(BrokenPipeError))
     made.pytest_runtest_logreport(Report(failed("BLOCK-01")))
     made.pytest_sessionfinish()
-    assert (made.unread, made._session.shouldstop) == (True, "the output was closed")
+    assert (made.num_unread, made._session.shouldstop) == (True, "the output was closed")
 
 
 def test_a_child_tells_how_far_it_has_come():

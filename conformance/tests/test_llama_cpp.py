@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvref.canary import BOS, FIRST_WORD, Oracle, sized
-from kvref_conformance.implementations import load
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 
 pytestmark = pytest.mark.llama
 VARIANTS = ("llama.cpp", "llama.cpp-split", "llama.cpp-no-flash", "llama.cpp-q8")
@@ -14,9 +14,9 @@ SIZES = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 6
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_clause_passes_but_windows(name):
-    judge = CheckRunner(load(name))
-    asked = select("ENG-*,LAW-*")
-    found = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in asked.items()}
+    judge = CheckRunner(load_implementation(name))
+    asked = select_checks("ENG-*,LAW-*")
+    found = {clause.id: verdict_of(judge.judge_clause(checks)) for clause, checks in asked.items()}
     passed = {f"ENG-{number:02}" for number in range(1, 13)} | {"LAW-11", "LAW-12", "LAW-18"}
     assert {clause for clause, said in found.items() if said == "passed"} == passed
     assert "failed" not in found.values()
@@ -30,7 +30,7 @@ def told(request):
     words = np.random.default_rng(0).choice(canary.words, size=60, replace=False)
     prompt = [BOS, *(FIRST_WORD + int(word) for word in words)]
     prompt += [prompt[3]] * recalls
-    engine = load(name).engine(cache_tokens=640, **SIZES, recalls=recalls)
+    engine = load_implementation(name).engine(cache_tokens=640, **SIZES, recalls=recalls)
     session = engine.open()
     engine.extend(session, prompt)
     oracle = Oracle(canary)

@@ -7,12 +7,12 @@ from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from kvref.backend import ReferenceBackend, backend
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.fuzz.findings import Search
-from kvref_conformance.fuzz.hypothesis_runner import run_machine, searched
-from kvref_conformance.fuzz.state_coverage import count_met, met
+from kvref_conformance.fuzz.hypothesis_runner import families_with_machine, run_machine
+from kvref_conformance.fuzz.state_coverage import count_reached_states, reached_states
 from kvref_conformance.fuzz.state_registry import STATES
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.outcome import CannotRun
 
 LEAST = 3  # in 100 call sequences, so that a change to a machine that no longer reaches a state is noticed
 
@@ -28,9 +28,9 @@ def test_a_hypothesis_without_a_replaced_method_is_refused(monkeypatch, kind, na
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # extreme numbers
-@pytest.mark.parametrize("family", searched())
+@pytest.mark.parametrize("family", families_with_machine())
 def test_a_machine_meets_every_state_of_its_family(family):
-    counted, sequences = count_met(OnBackend(backend("numpy")), family)
+    counted, sequences = count_reached_states(OnBackend(backend("numpy")), family)
     assert sequences >= 100
     assert {name: count for name, count in counted.items() if count < LEAST} == {}
 
@@ -52,7 +52,7 @@ def paged(subject, **changes):
 def test_a_drop_of_an_empty_sequence_is_no_state(subject):
     cache = paged(subject)
     cache.drop(cache.create())
-    assert met("paged", subject.conversation) == set()
+    assert reached_states("paged", subject.call_trace) == set()
 
 
 def test_a_partly_filled_block_is_dropped_and_used_again(subject):
@@ -65,7 +65,7 @@ def test_a_partly_filled_block_is_dropped_and_used_again(subject):
     cache.write(second, 0, 0, rows(1), rows(1))
     cache.block_table(second, 0)
     cache.gather(second, 0)
-    assert met("paged", subject.conversation) == {
+    assert reached_states("paged", subject.call_trace) == {
         "a dropped sequence has a partly filled last block",
         "a dropped sequence has several blocks a layer",
         "a block of a dropped sequence is read by another",
@@ -89,7 +89,7 @@ def test_where_a_write_starts_and_ends(subject):
         (7, 2, "a write starts in a partly filled block and ends in another"),
     ):
         cache.write(sequence, 0, start, rows(count), rows(count))
-        now = met("paged", subject.conversation)
+        now = reached_states("paged", subject.call_trace)
         assert now - met_before == ({name} if name else set())
         met_before = now
 
@@ -98,9 +98,12 @@ def test_a_batch_that_names_sequences_again(subject):
     cache = paged(subject)
     first, second = cache.create(), cache.create()
     cache.append([first, first, first], 0, rows(3), rows(3))
-    assert met("paged", subject.conversation) == {"a batch names a sequence twice", "a batch names a sequence three times"}
+    assert reached_states("paged", subject.call_trace) == {
+        "a batch names a sequence twice",
+        "a batch names a sequence three times",
+    }
     cache.append([first, second, first, second], 0, rows(4), rows(4))
-    assert "a batch names two sequences twice" in met("paged", subject.conversation)
+    assert "a batch names two sequences twice" in reached_states("paged", subject.call_trace)
 
 
 def test_a_buffer_with_memory_of_another(subject):
@@ -109,7 +112,7 @@ def test_a_buffer_with_memory_of_another(subject):
     first.extend(np.ones(3, np.float32))
     first.release()
     pool.acquire(100).extend(np.ones(2, np.float32))
-    assert met("buffers", subject.conversation) == {
+    assert reached_states("buffers", subject.call_trace) == {
         "a buffer contains less than its memory did before", "acquire returns a free buffer",
     }  # fmt: skip
 
@@ -120,13 +123,13 @@ def test_eviction_while_every_tier_holds_tokens(subject):
         store_format="q4", migration_batch=9,
     )  # fmt: skip
     cache.append(rows(3), rows(3))
-    assert met("tiered", subject.conversation) == set()
+    assert reached_states("tiered", subject.call_trace) == set()
     cache.append(rows(2), rows(2))
-    assert met("tiered", subject.conversation) == {
+    assert reached_states("tiered", subject.call_trace) == {
         "some tokens are evicted", "some tokens are evicted while every tier holds some",
     }  # fmt: skip
 
 
 def test_every_state_is_one_of_a_family_with_a_machine():
-    assert set(STATES) == set(searched())
+    assert set(STATES) == set(families_with_machine())
     assert sum(map(len, STATES.values())) >= 130

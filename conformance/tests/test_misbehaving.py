@@ -12,12 +12,11 @@ from commandline import run_kvref
 from sessions import running_in
 
 from kvref_conformance import implementations
-from kvref_conformance.implementations import load
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.runner.start import make_runner, runs_in_subprocess
-from kvref_conformance.runner.subprocess_runner import SubprocessRunner
+from kvref_conformance.runner.subprocess_runner import SubprocessRunner, make_runner, runs_in_subprocess
 from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
@@ -178,10 +177,10 @@ def test_an_entry_point_is_of_whoever_brought_it(monkeypatch, group):
 
     monkeypatch.setattr(implementations, "entry_points", lambda group, name: [Theirs] if group == asked else [])
     asked = group
-    assert implementations.is_foreign("theirs")
-    for own in ("kvref", implementations.ADAPTERS):
+    assert implementations.runs_foreign_code("theirs")
+    for own in ("kvref", implementations.ADAPTERS_PACKAGE):
         Theirs.dist.name = own
-        assert not implementations.is_foreign("theirs")
+        assert not implementations.runs_foreign_code("theirs")
 
 
 @pytest.mark.extended
@@ -200,11 +199,11 @@ def test_a_replay_outlives_it_too(check, tmp_path):
 @pytest.mark.extended
 def test_vectors_outlive_it_too(beside):
     judge = make_runner(RunOptions("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)))
-    held = [each for each in vectors.check(HERE.parent / "vectors", judge) if each.group == "blocks"]
+    held = [each for each in vectors.check_vectors(HERE.parent / "vectors", judge) if each.group == "blocks"]
     judge.close()
     failed = [each for each in held if each.verdict == "failed"]
     assert failed
-    assert all(each.broken.got == "none: the process ended with exit code 0" for each in failed)
+    assert all(each.violation.got == "none: the process ended with exit code 0" for each in failed)
     assert all(each.calls[each.line // 2 - 1].endswith("did not return") for each in failed)
     assert any(each.verdict == "passed" for each in held)
 
@@ -217,7 +216,7 @@ def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     for workers in ("0", "2"):
         outcomes = pytester.runpytest_subprocess(*asked, "-n", workers).parseoutcomes()
         assert outcomes["failed"] >= 1
-        assert outcomes["failed"] + outcomes["passed"] == len(select(SOME))
+        assert outcomes["failed"] + outcomes["passed"] == len(select_checks(SOME))
     gone = pytester.runpytest_subprocess(*asked, "--no-kvref-isolate")  # for a debugger
     assert (gone.ret, "passed" in gone.stdout.str()) == (0, False)
 
@@ -246,7 +245,7 @@ def test_a_factory_that_makes_nothing_is_told_once_and_by_its_line(check, name, 
 
 @pytest.mark.parametrize("name", ["AsarrayDeclines", "ToNumpyDeclines"])
 def test_a_call_that_was_declined_is_not_in_the_conversation(beside, name):
-    subject = CheckRunner(load(f"misbehaving:{name}")).begin()
+    subject = CheckRunner(load_implementation(f"misbehaving:{name}")).begin()
     paged = subject.new("paged", num_blocks=4, block_size=2, num_layers=1, num_kv_heads=1, head_dim=3, dtype="float32")
     sequence = paged.create()
     keys = np.ones((1, 1, 3), np.float32)
@@ -254,17 +253,17 @@ def test_a_call_that_was_declined_is_not_in_the_conversation(beside, name):
         with contextlib.suppress(NotOffered):
             call()
     assert paged.length(sequence, 0) in (0, 1)
-    assert len(subject.conversation) == 4  # new, create, length, and the accepted one of the two
-    assert all(exchange.reply is not None for exchange in subject.conversation)
+    assert len(subject.call_trace) == 4  # new, create, length, and the accepted one of the two
+    assert all(exchange.reply is not None for exchange in subject.call_trace)
 
 
 def test_an_array_that_cannot_be_made_is_a_reply(beside):
-    subject = CheckRunner(load("misbehaving:AsarrayRaises")).begin()
+    subject = CheckRunner(load_implementation("misbehaving:AsarrayRaises")).begin()
     paged = subject.new("paged", num_blocks=4, block_size=2, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
     keys = np.ones((1, 1, 1), np.float32)
-    with pytest.raises(Broken, match="no memory on the device") as broken:
+    with pytest.raises(ClauseViolation, match="no memory on the device") as broken:
         paged.append([paged.create()], 0, keys, keys)
-    assert subject.conversation[-1].reply.error.kind == "RuntimeError"
+    assert subject.call_trace[-1].reply.error.kind == "RuntimeError"
     assert broken.value.where.endswith("misbehaving.py:" + broken.value.where.rpartition(":")[2])
 
 
@@ -272,8 +271,8 @@ def test_an_array_that_cannot_be_made_is_a_reply(beside):
 def test_nothing_is_left_behind(beside):
     judge = SubprocessRunner("misbehaving:LeavesAChildBehind", Effort(examples=5, timeout=0.5))
     sessions = set()
-    for checks in select(SOME).values():
-        judge.clause(checks)
+    for checks in select_checks(SOME).values():
+        judge.judge_clause(checks)
         if judge._session:
             sessions.add(judge._session.process.pid)
     judge.close()

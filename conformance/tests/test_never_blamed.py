@@ -6,9 +6,9 @@ import pytest
 import kvref
 from kvref import errors
 from kvref.rope import Rotary
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 
@@ -54,8 +54,8 @@ def judge_of(family, kind, limits=None):
 
 
 def blamed(judge, clause, family):
-    ((_, checks),) = select(clause, family).items()
-    return verdict_of(judge.clause(checks)) == "failed"
+    ((_, checks),) = select_checks(clause, family).items()
+    return verdict_of(judge.judge_clause(checks)) == "failed"
 
 
 def test_attention_for_groups_of_one_size():

@@ -7,7 +7,7 @@ import pytest
 
 import kvref
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
 
 
@@ -34,9 +34,9 @@ class Odd(OnBackend):
     [("rows", "quantize"), ("paged", "gather"), ("offload", "prepare_store"), ("sharded", "block_table"), ("blocks", "allocate")],
 )
 def test_a_result_of_another_kind_fails_and_is_written_down(family, operation, answer):
-    judge, failed = CheckRunner(Odd(family, operation, answer), Effort(examples=3, simpler=False)), []
-    for clause, checks in select(family=family).items():
+    judge, failed = CheckRunner(Odd(family, operation, answer), Effort(examples=3, shrinks=False)), []
+    for clause, checks in select_checks(family=family).items():
         wanted = [each for each in checks if not each.slow and not each.real and clause.id != "LAW-18"]
-        failed += [each for each in judge.clause(wanted) if each.verdict == "failed"]
+        failed += [each for each in judge.judge_clause(wanted) if each.verdict == "failed"]
     assert failed and all(json.loads(each.trace[0])["failed"] for each in failed if each.trace)
     assert any(each.trace for each in failed)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from browser import PAGED, ROWS, conversation, needs_site, written
+from browser import PAGED, ROWS, call_trace, needs_site, written
 
 from kvref_conformance.traces.json_codec import to_wire
 
@@ -30,7 +30,7 @@ def test_an_answer_is_so_whatever_was_thought(player, tmp_path):
     """A cache may copy a partial block when it is forked, and keep blocks past the end."""
     asked = [("paged.block_table", {"sequence": 0, "layer": 0}, [1]), ("paged.block_table", {"sequence": 7, "layer": 0}, [3])]
     after = [("paged.truncate", {"sequence": 7, "length": 0}, None), ("paged.block_table", {"sequence": 7, "layer": 0}, [3, 2])]
-    path = written(tmp_path, *conversation("paged.new", FOUR, *FORKED, *asked, *after))
+    path = written(tmp_path, *call_trace("paged.new", FOUR, *FORKED, *asked, *after))
     shown = tables(player, path, (4, 7, 8, 6))
     assert shown == {4: [["1"], ["1"]], 6: [["1"], ["3"]], 7: [["1"], []], 8: [["1"], ["3", "2"]]}
     assert player.element.locator(".kv-box", has_text="3 · B").locator(".kv-cell").all_text_contents() == ["A0", ""]
@@ -45,7 +45,7 @@ def test_each_answer_is_about_its_own_time(player, tmp_path):
         ("paged.slot_mapping", slots, [0]),
         ("paged.drop", {"sequence": 0}, None),
     ]
-    path = written(tmp_path, *conversation("paged.new", FOUR, *FORKED, *calls))
+    path = written(tmp_path, *call_trace("paged.new", FOUR, *FORKED, *calls))
     shown = tables(player, path, (3, 5, 6, 8))
     assert shown == {3: [["2"]], 5: [["2"], ["2"]], 6: [["2"], ["0"]], 8: [["0"]]}
 
@@ -61,7 +61,7 @@ def test_a_block_that_was_released_leaves_its_place_in_the_table(player, tmp_pat
         ("paged.block_tables", {"sequences": [0], "layer": 0}, to_wire(np.array([[-1, 2, 3, -1]], np.int32))),
         ("paged.drop", {"sequence": 0}, None),
     ]
-    path = written(tmp_path, *conversation("paged.new", FOUR, *calls))
+    path = written(tmp_path, *call_trace("paged.new", FOUR, *calls))
     shown = tables(player, path, (3, 4, 5, 7, 8))
     left = ["-1", "2", "3"]
     assert shown == {3: [["?", "2", "3"]], 4: [left], 5: [left, left], 7: [left, left], 8: [left]}
@@ -69,7 +69,7 @@ def test_a_block_that_was_released_leaves_its_place_in_the_table(player, tmp_pat
 
 
 def test_who_was_refused_has_no_name(player, tmp_path):
-    lines = conversation("prefix.new", PAGED, ("prefix.begin", {"tokens": [1]}, 0), ("prefix.begin", {"tokens": [2]}, 1))
+    lines = call_trace("prefix.new", PAGED, ("prefix.begin", {"tokens": [1]}, 0), ("prefix.begin", {"tokens": [2]}, 1))
     lines[4] = {"id": 2, "error": {"kinds": ["OutOfBlocks"]}}
     player.open(written(tmp_path, *lines))
     player.button("To the end").click()
@@ -84,7 +84,7 @@ def test_a_token_of_63_bits_is_no_other(player, tmp_path, token, found):
     calls = [("prefix.begin", {"tokens": told}, 0), ("prefix.write", {"sequence": 0, "layer": 0, "start": 0, **rows}, None)]
     calls += [("prefix.commit", {"sequence": 0, "tokens": to_wire(np.array(told))}, None)]
     calls += [("prefix.match", {"tokens": [token, 5, 0]}, 2 * found)]
-    player.open(written(tmp_path, *conversation("prefix.new", PAGED, *calls)))
+    player.open(written(tmp_path, *call_trace("prefix.new", PAGED, *calls)))
     player.button("To the end").click()
     assert player.element.locator(".kv-found").count() == found
     assert str(token) in player.text("call")

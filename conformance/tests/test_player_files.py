@@ -6,7 +6,7 @@ import random
 import ml_dtypes
 import numpy as np
 import pytest
-from browser import HEADER, MADE, NEW, PAGED, ROWS, SITE, TOKEN, conversation, needs_site, written
+from browser import HEADER, MADE, NEW, PAGED, ROWS, SITE, TOKEN, call_trace, needs_site, written
 
 import kvref
 from kvref_conformance.traces.json_codec import to_wire
@@ -60,9 +60,9 @@ POOLED = {"tokens_per_block": 0, "max_tokens": 8, "num_kv_heads": 1, "head_dim":
 
 
 UNDRAWN = {
-    "a billion blocks": conversation("blocks.new", {"num_blocks": 10**9}, ("blocks.num_free", {}, 10**9)),
-    "blocks of no token": conversation("pooled.new", POOLED, ("pooled.append", ROWS, None)),
-    "no sequences": conversation("paged.new", PAGED, ("paged.append", {"layer": 0, **ROWS}, None)),
+    "a billion blocks": call_trace("blocks.new", {"num_blocks": 10**9}, ("blocks.num_free", {}, 10**9)),
+    "blocks of no token": call_trace("pooled.new", POOLED, ("pooled.append", ROWS, None)),
+    "no sequences": call_trace("paged.new", PAGED, ("paged.append", {"layer": 0, **ROWS}, None)),
 }
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_drawn_is_said(player, tmp_path, name):
 
 
 def test_a_block_that_nobody_named_has_nothing_in_it_for_its_next_owner(player, tmp_path):
-    lines = conversation(
+    lines = call_trace(
         "paged.new",
         PAGED,
         ("paged.create", {}, 0),
@@ -97,7 +97,7 @@ def test_a_block_that_nobody_named_has_nothing_in_it_for_its_next_owner(player, 
 def test_blocks_taken_at_once_are_drawn_and_a_number_may_have_a_type(player, tmp_path):
     two = {"dtype": "int8", "shape": [], "base64": "Ag=="}
     calls = ("blocks.allocate_many", {"count": two}, [2, 0]), ("blocks.free", {"block": two}, None)
-    player.open(written(tmp_path, *conversation("blocks.new", {"num_blocks": 3}, *calls)))
+    player.open(written(tmp_path, *call_trace("blocks.new", {"num_blocks": 3}, *calls)))
     player.button("To the end").click()
     assert player.text("words") == "2 of 3 blocks free, 1 allocated: 0."
 
@@ -106,7 +106,7 @@ def test_attention_reads_what_its_layer_has(player, tmp_path):
     config = {"num_layers": 2, "capacity": 4, "num_kv_heads": 1, "head_dim": 1, "format": "int8"}
     rows = TOKEN | {"shape": [2, 1, 1], "base64": "AAAAAAAAAAA="}
     step = ("quantized.append_step", {"keys": rows, "values": rows}, None)
-    player.open(written(tmp_path, *conversation("quantized.new", config, step, step, ("quantized.attend", {"layer": 1}, TOKEN))))
+    player.open(written(tmp_path, *call_trace("quantized.new", config, step, step, ("quantized.attend", {"layer": 1}, TOKEN))))
     player.button("To the end").click()
     assert player.element.locator(".kv-box").nth(0).locator(".kv-read").count() == 0
     assert player.element.locator(".kv-box").nth(1).locator(".kv-read").all_text_contents() == ["0", "1"]

@@ -11,7 +11,7 @@ from kvref.prefix import IndexedBlockPool
 from kvref_conformance.calls.messages import CallRequest
 from kvref_conformance.families.prefix.prefix_index_model import PrefixIndexState
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
 
 
@@ -142,8 +142,8 @@ def judged(choice):
 @pytest.mark.parametrize("choice", CHOICES)
 def test_it_is_not_blamed(choice):
     judge = judged(choice)
-    for clause, checks in select("PREFIX-*,PAGED-*,LAW-03", "prefix").items():
-        failed = [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"]
+    for clause, checks in select_checks("PREFIX-*,PAGED-*,LAW-03", "prefix").items():
+        failed = [outcome for outcome in judge.judge_clause(checks) if outcome.verdict == "failed"]
         assert not failed, (clause.id, failed)
 
 
@@ -170,7 +170,7 @@ LOST_IN_THE_MIDDLE = [  # of a pool of 6 blocks of 2 tokens
 def held(choice, calls, **sizes):
     sizes = {"block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"} | sizes
     made = [(None, "new", sizes), *((1, name, args) for name, args in calls)]
-    return judged(choice).hold(
+    return judged(choice).replay(
         [CallRequest(number, f"prefix.{name}", on, args) for number, (on, name, args) in enumerate(made, 1)]
     )
 
@@ -178,12 +178,12 @@ def held(choice, calls, **sizes):
 @pytest.mark.parametrize(("choice", "found"), [("merges", 0), ("a tree", 2)])
 def test_what_lies_behind_a_block_that_was_lost_may_be_kept_or_not(choice, found):
     once = held(choice, LOST_IN_THE_MIDDLE, num_blocks=6)
-    assert once.broken is None and once.conversation[-1].reply.ok == found
+    assert once.violation is None and once.call_trace[-1].reply.ok == found
     again = [
         (name, args | {"sequence": args["sequence"] + 3} if "sequence" in args else args) for name, args in LOST_IN_THE_MIDDLE
     ]
     twice = held(choice, [*LOST_IN_THE_MIDDLE[:-1], ("drop", {"sequence": 2}), ("reset", {}), *again], num_blocks=6)
-    assert twice.broken is None and twice.conversation[-1].reply.ok == found
+    assert twice.violation is None and twice.call_trace[-1].reply.ok == found
 
 
 def test_where_there_are_too_many_ways_nobody_is_blamed():
@@ -198,7 +198,7 @@ def test_where_there_are_too_many_ways_nobody_is_blamed():
     calls = [*first, *(call for sequence in same for call in written(sequence, [1, 1])[:2])]
     calls += [("commit", {"sequence": sequence, "tokens": [1, 1]}) for sequence in same]
     calls += [("drop", {"sequence": sequence}) for sequence in range(7)]
-    assert held("merges", [*calls, *written(7, []), ("match", {"tokens": [9, 9, 0]})], num_blocks=8).broken is None
+    assert held("merges", [*calls, *written(7, []), ("match", {"tokens": [9, 9, 0]})], num_blocks=8).violation is None
 
 
 def test_ways_differ_in_what_is_found_and_when_it_goes_whatever_the_names():

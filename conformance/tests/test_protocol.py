@@ -12,9 +12,9 @@ import pytest
 
 from kvref_conformance import generate_protocol
 from kvref_conformance.calls.messages import KNOWN_KINDS
-from kvref_conformance.calls.operation_table import factory, operations
+from kvref_conformance.calls.operation_table import factory_operation, operations
 from kvref_conformance.families import all_families, names
-from kvref_conformance.runner.harness_selftest import selftest
+from kvref_conformance.runner.harness_selftest import run_selftest
 from kvref_conformance.testlib.sample_calls import Sizes
 
 HERE = Path(__file__).parent
@@ -24,9 +24,11 @@ WRITE = "python -m kvref_conformance.generate_protocol writes it"
 
 def test_the_chapter_and_the_schema_are_the_interfaces():
     chapter = (generate_protocol.SPEC / "protocol.md").read_text()
-    assert chapter == generate_protocol.chapter(chapter), WRITE
-    assert json.loads((generate_protocol.SPEC / "protocol.schema.json").read_text()) == generate_protocol.document(), WRITE
-    for op, _ in generate_protocol.every_operation():
+    assert chapter == generate_protocol.updated_chapter(chapter), WRITE
+    assert (
+        json.loads((generate_protocol.SPEC / "protocol.schema.json").read_text()) == generate_protocol.json_schema_document()
+    ), WRITE
+    for op, _ in generate_protocol.all_operations():
         assert f"| `{op}` |" in chapter
 
 
@@ -38,24 +40,24 @@ def test_the_chapter_lists_every_format_and_limit_of_hello():
     of_groups = {"".join(each) for each in product(*parts)}
     formats, limits = set(hello["formats"]["items"]["enum"]), set(hello["limits"]["propertyNames"]["enum"])
     assert of_groups < formats
-    assert all(f"`{name}`" in generate_protocol.formats() for name in formats - of_groups)
-    assert all(f"`{name}`" in generate_protocol.limits() for name in limits - set(names()))
+    assert all(f"`{name}`" in generate_protocol.formats_text() for name in formats - of_groups)
+    assert all(f"`{name}`" in generate_protocol.limits_text() for name in limits - set(names()))
     with pytest.raises(ValueError, match="limits: written by"):
-        generate_protocol.chapter(chapter.replace("limits: written by", "limits, written by"))
+        generate_protocol.updated_chapter(chapter.replace("limits: written by", "limits, written by"))
 
 
 def test_every_error_that_is_asked_for_is_in_the_chapter():
-    known = dict(generate_protocol.every_operation())
+    known = dict(generate_protocol.all_operations())
     for family in all_families().values():
         for name in family.interface.ERRORS:
             assert (name if name in known else f"{family.name}.{name}") in known
-    assert {kind for op in known for kind in generate_protocol.errors(op)} <= KNOWN_KINDS
+    assert {kind for op in known for kind in generate_protocol.error_kinds(op)} <= KNOWN_KINDS
     seen = set()
     for path in VECTORS.glob("*/*.jsonl"):
         _, *lines = map(json.loads, path.read_text().splitlines())
         for request, reply in zip(lines[::2], lines[1::2], strict=True):
             for kind in reply.get("error", {}).get("kinds", ()):
-                assert kind in generate_protocol.errors(request["op"]), (path.name, request["op"], kind)
+                assert kind in generate_protocol.error_kinds(request["op"]), (path.name, request["op"], kind)
                 seen.add((request["op"], kind))
     assert len(seen) > 80  # of about 110 listed ones
 
@@ -71,7 +73,7 @@ def test_what_goes_over_the_pipe_is_as_the_schema_says():
         """Replace references to earlier replies, which only trace files contain, by a number."""
         return json.loads(re.sub(r'{"reply": \d+}', "0", json.dumps(request)))
 
-    parts = {op: (valid(f"request:{op}"), valid(f"result:{op}")) for op, _ in generate_protocol.every_operation()}
+    parts = {op: (valid(f"request:{op}"), valid(f"result:{op}")) for op, _ in generate_protocol.all_operations()}
     seen = set()
     for path in [*VECTORS.glob("machines/*-[01].jsonl"), *VECTORS.glob("checks/[AKF]*-0[1-7]-*.jsonl")]:
         _, *lines = map(json.loads, path.read_text().splitlines())
@@ -100,7 +102,7 @@ def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
         operation = operations(owner)[name]
         expected = {"tail_length"} if op == "tiered.update_policy" else set(operation.arguments) - set(operation.optional)
         assert set(arguments(got)) == expected
-    assert factory(family).reply is all_families()[family].protocol
+    assert factory_operation(family).result is all_families()[family].protocol
 
 
 def test_a_program_that_works_is_told_so():
@@ -142,7 +144,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("way", "what", "wrong"), WAYS, ids=[way for way, *_ in WAYS])
 def test_what_is_wrong_with_the_plumbing_is_said_in_words(way, what, wrong):
-    said = list(selftest([sys.executable, str(HERE / "program.py"), way, "1"], HERE, False, 1.0))
+    said = list(run_selftest([sys.executable, str(HERE / "program.py"), way, "1"], HERE, False, 1.0))
     found = {each.what: each.wrong for each in said if each.wrong}
     assert found[what].startswith(wrong)
     assert len(found) <= 5

@@ -9,9 +9,9 @@ import pytest
 from restricted import KERNELS, Restricted
 
 from kvref_conformance.drivers.json_client import JsonClient
-from kvref_conformance.runner.capabilities import forecast, offered
-from kvref_conformance.runner.check_runner import CheckRunner, select
-from kvref_conformance.runner.harness_selftest import selftest
+from kvref_conformance.runner.capabilities import preview_coverage, probe_operations
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
+from kvref_conformance.runner.harness_selftest import run_selftest
 
 HERE = Path(__file__).parent
 APPENDS = Restricted(operations=["paged.create", "paged.append", "paged.gather", "paged.drop"], families=["paged"])
@@ -55,11 +55,11 @@ class Dies(Own):
 
 
 def of(implementation, *families):
-    return offered(CheckRunner(implementation), families)
+    return probe_operations(CheckRunner(implementation), families)
 
 
 def reached(implementation, family, clauses="*"):
-    found = forecast(implementation, of(implementation, family), select(clauses, family))
+    found = preview_coverage(implementation, of(implementation, family), select_checks(clauses, family))
     return {reach.clause: reach for reach in found.reaches}, {gain.operation: gain for gain in found.gains}
 
 
@@ -92,7 +92,7 @@ def test_over_a_pipe_it_is_what_is_not_declined(monkeypatch):
 
 def test_the_selftest_calls_declined_what_the_judge_would_make_of_others(monkeypatch):
     monkeypatch.chdir(HERE)
-    said = selftest([sys.executable, str(HERE / "serve.py"), "test_reach:SMALLEST"], HERE, show_stderr=False, timeout=10)
+    said = run_selftest([sys.executable, str(HERE / "serve.py"), "test_reach:SMALLEST"], HERE, show_stderr=False, timeout=10)
     declined = {each.what for each in said if each.declined}
     assert {"contiguous.seq_len", "contiguous.raw"} <= declined
     assert "contiguous.append" not in declined
@@ -144,7 +144,7 @@ def test_the_command_says_what_is_judged_and_what_would_bring_more(kvref, caches
 def test_all_that_is_offered_takes_a_line(kvref):
     done = kvref("check", "numpy", "--list", "--family", "blocks")
     line, _ = done.stdout.splitlines()
-    count = len(select(family="blocks")) - 1  # without LAW-18
+    count = len(select_checks(family="blocks")) - 1  # without LAW-18
     assert line == f"blocks: {count} of {count} clauses can be judged"
 
 

@@ -8,23 +8,23 @@ import pytest
 from restricted import Restricted
 
 import kvref
-from kvref_conformance.calls.messages import Summary, show
+from kvref_conformance.calls.messages import ArraySummary, format_value
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.soak.cache_soak import SoakStatistics, tried
+from kvref_conformance.soak.cache_soak import SoakStatistics, run_event
 from kvref_conformance.soak.cache_workload import Workload, WorkloadEvent
-from kvref_conformance.soak.drivers import server
+from kvref_conformance.soak.drivers import make_driver
 from kvref_conformance.testlib.registry import Check, all_checks
 from kvref_conformance.traces import shrinking
 
 
 def of_law_18():
-    return select("LAW-18").popitem()[1]
+    return select_checks("LAW-18").popitem()[1]
 
 
 def test_every_family_with_a_state_is_looked_at():
@@ -35,22 +35,25 @@ def test_every_family_with_a_state_is_looked_at():
 
 def test_larger_ones_run_when_asked_for():
     larger = next(check for check in all_checks() if check.real)
-    judge = CheckRunner(load("numpy"), Effort())
-    said = judge.ask_about(larger)
+    judge = CheckRunner(load_implementation("numpy"), Effort())
+    said = judge.judge_check(larger)
     assert (said.verdict, said.missing) == ("not run", "--real")
-    assert Effort(real=True).runs(larger.option) and not Effort(slow=True).runs(larger.option)
-    assert "--real" in RunOptions("numpy", Effort(real=True)).again("LAW-18")
+    assert Effort(real=True).includes(larger.option) and not Effort(slow=True).includes(larger.option)
+    assert "--real" in RunOptions("numpy", Effort(real=True)).repeat_command("LAW-18")
 
 
 def test_the_clause_passes_with_what_ran():
     checks = [check for check in of_law_18() if check.family == "kernels"]
     assert (
-        verdict_of(CheckRunner(load("numpy")).clause([*checks, *(check for check in of_law_18() if check.real)][:4])) == "passed"
+        verdict_of(
+            CheckRunner(load_implementation("numpy")).judge_clause([*checks, *(check for check in of_law_18() if check.real)][:4])
+        )
+        == "passed"
     )
 
 
 def test_long_lists_are_shown_by_their_beginning():
-    assert show(list(range(40))) == "[0, 1, 2, 3, 4, 5, 6, 7, ... 40 in all]"
+    assert format_value(list(range(40))) == "[0, 1, 2, 3, 4, 5, 6, 7, ... 40 in all]"
 
 
 class Halves(OnBackend):
@@ -80,7 +83,7 @@ def check():
 
 
 def test_a_failure_is_named_made_short_and_kept(check):
-    (outcome,) = CheckRunner(Halves()).clause([check])
+    (outcome,) = CheckRunner(Halves()).judge_clause([check])
     assert outcome.verdict == "failed"
     assert "which is values[0, 0] of pooled.append" in outcome.got
     header = json.loads(outcome.trace[0])
@@ -88,27 +91,27 @@ def test_a_failure_is_named_made_short_and_kept(check):
 
 
 def test_what_cannot_be_made_short_in_time_is_kept_as_it_was_found(check, monkeypatch):
-    monkeypatch.setattr("kvref_conformance.runner.check_runner.SECONDS", 0.0)
-    monkeypatch.setattr(shrinking, "SECONDS", 0.0)
-    monkeypatch.setattr("kvref_conformance.traces.format.LARGEST", 2**10)
-    (outcome,) = CheckRunner(Halves()).clause([check])
+    monkeypatch.setattr("kvref_conformance.runner.check_runner.SHRINK_SECONDS", 0.0)
+    monkeypatch.setattr(shrinking, "SHRINK_SECONDS", 0.0)
+    monkeypatch.setattr("kvref_conformance.traces.format.MAX_ARRAY_BYTES", 2**10)
+    (outcome,) = CheckRunner(Halves()).judge_clause([check])
     assert outcome.got.startswith("the row of sequence 0, position 0, layer 0, head 0, values")
     assert json.loads(outcome.trace[0])["judge"] == "check"
     assert sum(map(len, outcome.trace)) < 50_000
 
 
 def test_a_conversation_keeps_so_many_arrays_and_no_more(monkeypatch):
-    monkeypatch.setattr("kvref_conformance.calls.recorder.KEPT_IN_ALL", 10_000)
-    subject = Subject(load("numpy"), np.random.default_rng(0), family="pooled")
+    monkeypatch.setattr("kvref_conformance.calls.recorder.MAX_RECORDED_TOTAL", 10_000)
+    subject = Subject(load_implementation("numpy"), np.random.default_rng(0), family="pooled")
     cache = subject.new("pooled", num_kv_heads=1, head_dim=64, tokens_per_block=16, max_tokens=4096)
     for _ in range(9):
         cache.append(*np.ones((2, 16, 1, 64), np.float32))
     assert len(cache.read()[0]) == 144
-    first, last = subject.conversation[1], subject.conversation[-1]
+    first, last = subject.call_trace[1], subject.call_trace[-1]
     assert isinstance(first.request.args["keys"], np.ndarray)
-    assert last.reply.ok == (Summary("float32[144, 1, 64]"),) * 2
-    failure = Failure(Check("LAW-18", "pooled", None), subject.conversation, Broken("", "", ""))
-    assert shrinking.shrink(failure.conversation, "LAW-18", lambda requests: pytest.fail("it cannot be held again")) is None
+    assert last.reply.ok == (ArraySummary("float32[144, 1, 64]"),) * 2
+    failure = Failure(Check("LAW-18", "pooled", None), subject.call_trace, ClauseViolation("", "", ""))
+    assert shrinking.shrink_trace(failure.call_trace, "LAW-18", lambda requests: pytest.fail("it cannot be held again")) is None
 
 
 WITHIN = {
@@ -129,12 +132,12 @@ WITHIN = {
 def served(limits, operations=None, count=60):
     """The first failure in a workload of this many events that ends with a read of all live sequences; and what was compared."""
     judge, figures = CheckRunner(Restricted(limits, operations, ("paged",))), SoakStatistics("paged")
-    running = server(judge.begin_family("paged"), "paged", 1, 8)
+    running = make_driver(judge.begin_family("paged"), "paged", 1, 8)
     for event in islice(Workload(running, np.random.default_rng(0)).events(), count):
-        if broken := tried(running, event, figures):
-            return broken, figures
-    assert len(running.running()) <= running.most
-    looks = [tried(running, WorkloadEvent("look", (number,)), figures) for number in running.running()]
+        if violation := run_event(running, event, figures):
+            return violation, figures
+    assert len(running.running_requests()) <= running.max_sequences
+    looks = [run_event(running, WorkloadEvent("look", (number,)), figures) for number in running.running_requests()]
     return next(filter(None, looks), None), figures
 
 
@@ -156,7 +159,7 @@ SHORT = ("blocks are told", "layers may", "rows of any")  # the fastest of them
 def test_a_right_cache_of_any_limits_is_right_at_real_sizes(limits):
     judge = CheckRunner(Restricted(limits, families=("paged",)))
     checks = [check for check in of_law_18() if check.family == "paged" and check.name.startswith(SHORT)]
-    outcomes = judge.clause(checks)
+    outcomes = judge.judge_clause(checks)
     assert [outcome for outcome in outcomes if outcome.verdict == "failed"] == []
     assert verdict_of(outcomes) == "passed" or all(judge.missing(checks, outcomes))
 
@@ -164,7 +167,7 @@ def test_a_right_cache_of_any_limits_is_right_at_real_sizes(limits):
 def test_hundreds_of_sequences_of_many_layers_are_as_many_as_fit():
     checks = [check for check in of_law_18() if check.name.startswith("hundreds of sequences")]
     for limits in ({"num_layers": 32, "num_blocks": {"most": 64}}, {"sequences": {"most": 3}, "tokens": 1}):
-        assert verdict_of(CheckRunner(Restricted(limits)).clause(checks)) == "passed"
+        assert verdict_of(CheckRunner(Restricted(limits)).judge_clause(checks)) == "passed"
 
 
 def test_a_cache_without_counts_is_served():
@@ -177,6 +180,6 @@ def test_a_cache_without_counts_is_served():
 def test_what_is_not_offered_is_no_matter_of_an_option():
     checks = [check for check in of_law_18() if check.family == "paged" and ("told apart" in check.name or check.real)]
     judge = CheckRunner(Restricted({"num_blocks": {"most": 64}}))
-    outcomes = judge.clause(checks)
+    outcomes = judge.judge_clause(checks)
     assert verdict_of(outcomes) == "not offered"
     assert judge.missing(checks, outcomes) == ["block 256 and above: the pool has 64 blocks"]

@@ -5,7 +5,7 @@ import json
 import pytest
 from commandline import run_kvref
 
-from kvref_conformance.runner.check_runner import SHOWN_CALLS, shown_calls
+from kvref_conformance.runner.check_runner import MAX_SHOWN_CALLS, shorten_calls
 
 MINE = """
 import kvref
@@ -92,10 +92,10 @@ def test_what_is_left_out_on_the_way_is_said(kvref, tmp_path):
 
 
 def test_every_call_is_shown(kvref, tmp_path):
-    many = [{"id": 10 + n, "op": "blocks.allocate", "on": 1, "args": {}} for n in range(SHOWN_CALLS + 10)]
+    many = [{"id": 10 + n, "op": "blocks.allocate", "on": 1, "args": {}} for n in range(MAX_SHOWN_CALLS + 10)]
     written(tmp_path / "long.jsonl", [NEW, *many])
     done = kvref("replay", "long.jsonl")
-    assert (done.returncode, done.stdout.count(".allocate()")) == (0, SHOWN_CALLS + 10)
+    assert (done.returncode, done.stdout.count(".allocate()")) == (0, MAX_SHOWN_CALLS + 10)
     assert "..." not in done.stdout
 
 
@@ -106,7 +106,7 @@ def test_every_call_of_a_check_is_shown_too(kvref, tmp_path):
     done = kvref("replay", "check.jsonl", "numpy")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "every reply is as expected"
-    assert done.stdout.count("blocks.free(") > SHOWN_CALLS
+    assert done.stdout.count("blocks.free(") > MAX_SHOWN_CALLS
     done = kvref("replay", "check.jsonl", "mine:LosesTheTenth")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "first mismatch at line 1 of check.jsonl")
     assert done.stdout.count("blocks.free(") == 10
@@ -117,5 +117,5 @@ def test_every_call_of_a_check_is_shown_too(kvref, tmp_path):
 
 def test_what_is_left_out_of_a_failure_says_how_to_see_it(kvref):
     calls = [f"call {number}" for number in range(20)]
-    assert shown_calls(calls[:SHOWN_CALLS]) == calls[:SHOWN_CALLS]
-    assert shown_calls(calls) == ["call 0", "... 13 more calls, which kvref replay shows", *calls[14:]]
+    assert shorten_calls(calls[:MAX_SHOWN_CALLS]) == calls[:MAX_SHOWN_CALLS]
+    assert shorten_calls(calls) == ["call 0", "... 13 more calls, which kvref replay shows", *calls[14:]]

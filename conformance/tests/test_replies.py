@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import kvref
-from kvref_conformance.drivers.reply_validation import plain
+from kvref_conformance.drivers.reply_validation import to_plain_data
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.outcome import Broken
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 
 
 class Tensor:
@@ -45,7 +45,7 @@ class Theirs(OnBackend):
 
 
 def read(result, hint):
-    return plain(Theirs(), result, hint, "a result")
+    return to_plain_data(Theirs(), result, hint, "a result")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_number_may_be_numpys_or_the_librarys_own(result, hint, expected):
 
 @pytest.mark.parametrize("result", [np.bool_(True), np.float32(7), Tensor(True), Tensor(7.0), Tensor([7])])
 def test_what_is_no_integer_is_none_of_numpys_either(result):
-    with pytest.raises(Broken, match="expected an integer"):
+    with pytest.raises(ClauseViolation, match="expected an integer"):
         read(result, int)
 
 
@@ -79,5 +79,5 @@ def judge():
 
 @pytest.mark.parametrize("clause", ["PAGED-09", "PAGED-12", "PAGED-13"])
 def test_a_cache_whose_numbers_are_numpys_is_right(judge, clause):
-    ((_, checks),) = select(clause, "paged").items()
-    assert verdict_of(judge.clause(checks)) == "passed"
+    ((_, checks),) = select_checks(clause, "paged").items()
+    assert verdict_of(judge.judge_clause(checks)) == "passed"

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 import pytest
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.report.html import COLOURS, badge, is_report, write_site
+from kvref_conformance.report.html import COLORS, is_report, make_badge, write_site
 from kvref_conformance.report.json_file import ResultsError, read_json
 from kvref_conformance.report.player_element import SCRIPTS
 from kvref_conformance.report.results_model import FindingLink, ResultFile
-from kvref_conformance.runner.verdict import conclude
+from kvref_conformance.runner.verdict import overall_verdict
 
 EVIL = "<script>alert(1)</script>\"'&"
 FAILED = {"what": EVIL, "expected": EVIL, "got": EVIL}
@@ -39,7 +39,7 @@ def document(name="mine", broken=("BLOCK-05",), expected=()):
                 "trace": f".kvref/failures/{clause.id}-mine.jsonl" if fails else None, "checks": [check],
             }
         )  # fmt: skip
-    conclusion = vars(conclude(clauses))
+    conclusion = vars(overall_verdict(clauses))
     who = {"name": name, "version": EVIL, "language": EVIL, "level": "exact", "families": ["blocks"], "formats": []}
     asked = {"name": name, "seed": 0, "examples": 1, "deep": False, "slow": False, "timeout": 10, "isolate": False}
     environment = {"python": "3", "platform": "x", "packages": {}}
@@ -127,7 +127,7 @@ def test_names_that_look_alike_in_a_path_stay_apart(tmp_path, saved):
     ("options", "said"), [({"broken": ()}, "7 clauses"), ({}, "breaks 1 of 7"), ({"expected": ("BLOCK-05",)}, "breaks 1 of 7")]
 )
 def test_a_badge_says_what_was_found(saved, options, said):
-    words = [text.text for text in ElementTree.fromstring(badge(saved("x", **options))).findall(".//{*}text")]
+    words = [text.text for text in ElementTree.fromstring(make_badge(saved("x", **options))).findall(".//{*}text")]
     assert words == ["kvref 0.1.0", said]
 
 
@@ -175,8 +175,8 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
     for clause in run.document["clauses"][:40]:
         clause["offered"] = True  # offered, but not judged
     few = sum(clause["offered"] for clause in run.document["clauses"])
-    assert (run.said, run.colour) == (f"not judged: 7 of {few}", "some")
-    assert COLOURS["some"] in badge(run) and COLOURS["good"] not in badge(run)
+    assert (run.summary, run.color) == (f"not judged: 7 of {few}", "some")
+    assert COLORS["some"] in make_badge(run) and COLORS["good"] not in make_badge(run)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert 'judged</span> <span class="pill xfailed">not judged</span>' in page
@@ -198,7 +198,7 @@ def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupt
     path = tmp_path / "results.json"
     path.write_text(json.dumps(document(broken=broken) | {"conclusion": denied} | interrupted))
     run = ResultFile(path, read_json(path))
-    assert (run.said, run.colour) == (said, colour)
+    assert (run.summary, run.color) == (said, colour)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/implementations/mine.html").read_text(encoding="utf-8")
     assert f"<p>{sentence}" in page
@@ -209,10 +209,10 @@ def test_a_part_is_not_green(saved):
     whole = saved("whole", broken=())
     clauses = [each for each in whole.document["clauses"] if each["offered"]]
     part = ResultFile(whole.path, {**whole.document, "clauses": clauses})
-    assert (whole.conclusion.whole, whole.colour) == (True, "good")
-    assert (part.conclusion.verdict, part.conclusion.whole, part.colour) == ("conformant", False, "some")
-    assert part.said == f"{whole.said} selected"
-    assert COLOURS["good"] in badge(whole) and COLOURS["good"] not in badge(part)
+    assert (whole.conclusion.whole, whole.color) == (True, "good")
+    assert (part.conclusion.verdict, part.conclusion.whole, part.color) == ("conformant", False, "some")
+    assert part.summary == f"{whole.summary} selected"
+    assert COLORS["good"] in make_badge(whole) and COLORS["good"] not in make_badge(part)
 
 
 def test_a_folder_is_known_as_a_report_by_its_first_page(saved, tmp_path):

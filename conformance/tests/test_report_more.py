@@ -11,7 +11,7 @@ from commandline import run_kvref
 from test_report import document, trace
 
 from kvref_conformance.report.json_file import read_json
-from kvref_conformance.report.results_model import ResultFile, changes
+from kvref_conformance.report.results_model import ResultFile, list_changes
 
 LIBRARY = """
 import numpy as np
@@ -161,13 +161,13 @@ def run(folder, name, version="1", **options):
 
 def test_what_changed_is_the_version_and_each_verdict_that_is_another(tmp_path):
     before, now = run(tmp_path, "a", broken=("BLOCK-01",)), run(tmp_path, "b", "2", broken=("BLOCK-05",))
-    assert changes(before, before) == []
-    version, mended, broken = changes(before, now)
+    assert list_changes(before, before) == []
+    version, mended, broken = list_changes(before, now)
     assert (version, mended) == ("version 1 -> 2", "BLOCK-01 failed -> passed")
     assert broken.startswith("BLOCK-05 passed -> failed: ")
     now.document["clauses"] = [each for each in now.document["clauses"] if each["clause"] != "BLOCK-02"]
     now.__dict__.pop("verdicts")
-    assert "BLOCK-02 passed -> no result" in changes(before, now)
+    assert "BLOCK-02 passed -> no result" in list_changes(before, now)
 
 
 def test_each_implementation_is_held_against_its_earlier_results(tmp_path, monkeypatch):
@@ -193,5 +193,5 @@ def test_what_results_say_is_printed_on_one_line(tmp_path):
     for clause in now.document["clauses"]:
         for check in clause["checks"]:
             check["got"] = "bad\nnothing changed\x1b[2J"
-    (line,) = changes(before, now)
+    (line,) = list_changes(before, now)
     assert line.endswith(r"got bad\nnothing changed\x1b[2J")

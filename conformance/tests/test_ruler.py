@@ -2,7 +2,7 @@
 
 from kvref.canary import BLANK, Canary
 from kvref.engine import Engine
-from kvref_canary.diagnosis.precision_probe import measured
+from kvref_canary.diagnosis.precision_probe import measure_precision
 
 CANARY = Canary(offsets=(5, 9))
 
@@ -15,7 +15,7 @@ def complete(prompt, count):
 
 
 def test_a_right_cache_says_every_token_right():
-    assert measured(CANARY, complete, prompts=3) == (3 * 15, 3 * 15)
+    assert measure_precision(CANARY, complete, prompts=3) == (3 * 15, 3 * 15)
 
 
 def test_each_wrong_token_counts_once():
@@ -23,11 +23,11 @@ def test_each_wrong_token_counts_once():
         said = complete(prompt, count)
         return [*said[:2], BLANK, *said[3:]]
 
-    assert measured(CANARY, third_is_blank, prompts=3) == (3 * 14, 3 * 15)
+    assert measure_precision(CANARY, third_is_blank, prompts=3) == (3 * 14, 3 * 15)
 
 
 def test_prompts_are_drawn_from_the_seed():
     told = []
     for seed in (0, 0, 1):
-        measured(CANARY, lambda prompt, count: told.append(prompt) or complete(prompt, count), seed=seed)
+        measure_precision(CANARY, lambda prompt, count: told.append(prompt) or complete(prompt, count), seed=seed)
     assert told[0] == told[1] != told[2]

@@ -13,8 +13,8 @@ from kvref.errors import OutOfBlocks, PositionOutOfRange
 from kvref_canary.files import huggingface
 from kvref_canary.server.errors import ServerError
 from kvref_canary.server.url import Address
+from kvref_conformance.exceptions import CannotRun, NotOffered
 from kvref_conformance.implementations.server import ServerImplementation
-from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.runner.check_runner import CheckRunner, Failure
 from kvref_conformance.runner.options import Effort
 from kvref_conformance.testlib.registry import all_checks
@@ -31,7 +31,7 @@ RIGHT = (PROMPT[-12:] * 3)[:20]
 def files(tmp_path_factory):
     """The folder of the canary."""
     path = tmp_path_factory.mktemp("canary")
-    huggingface.write(path, huggingface.made(CANARY))
+    huggingface.write_folder(path, huggingface.make_files(CANARY))
     return path
 
 
@@ -93,7 +93,7 @@ def test_several_prompts_are_asked_at_once(met):
 async def _hang_up(engine):
     import asyncio
 
-    await asyncio.gather(*(engine._asker.said(PROMPT, 3) for _ in range(4)))
+    await asyncio.gather(*(engine._asker.generate(PROMPT, 3) for _ in range(4)))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_server_that_does_not_answer_is_given_up(met):
 
     def speak():
         while True:
-            engine._background.run(engine._asker.said(PROMPT, 2), impatient)
+            engine._background.run(engine._asker.generate(PROMPT, 2), impatient)
 
     with pytest.raises(InterruptedError):
         speak()
@@ -247,7 +247,7 @@ def written(clause):
 
 def test_a_right_server_passes(met):
     judge = CheckRunner(met()[1])
-    said = [judge.checked(check) for check in written(["ENG-02", "ENG-05", "ENG-08"])]
+    said = [judge.run_check(check) for check in written(["ENG-02", "ENG-05", "ENG-08"])]
     assert not any(isinstance(each, Failure) for each in said)
     found = Counter((each.verdict, each.missing) for each in said)
     assert found == {("passed", ""): len(said) - 1, ("not offered", "engine.fork"): 1}
@@ -264,14 +264,14 @@ def test_a_right_server_passes(met):
 )
 def test_a_wrong_server_breaks_its_clause(met, wrong, clause, got):
     judge = CheckRunner(met(wrong)[1], Effort(timeout=20))
-    failures = [each for each in map(judge.checked, written([clause])) if isinstance(each, Failure)]
-    assert failures and all(re.fullmatch(got, each.broken.got) and not each.broken.where for each in failures)
+    failures = [each for each in map(judge.run_check, written([clause])) if isinstance(each, Failure)]
+    assert failures and all(re.fullmatch(got, each.violation.got) and not each.violation.where for each in failures)
 
 
 def test_a_hung_server_costs_its_clause(met):
     judge = CheckRunner(met("slow")[1], Effort(timeout=0.2))
-    (failure,) = map(judge.checked, written(["ENG-03"]))
-    assert failure.broken.expected == "a reply within 0.2 s"
+    (failure,) = map(judge.run_check, written(["ENG-03"]))
+    assert failure.violation.expected == "a reply within 0.2 s"
 
 
 def test_a_failure_on_the_command_line_is_replayed_by_its_trace_alone(kvref, files, tmp_path):

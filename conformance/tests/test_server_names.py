@@ -9,9 +9,9 @@ import pytest
 from commandline import kvref
 
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle, sized
-from kvref_canary.server.dimensions import sizes
-from kvref_canary.server.url import Address, address
-from kvref_conformance.outcome import CannotRun
+from kvref_canary.server.dimensions import sizes_of
+from kvref_canary.server.url import Address, parse_address
+from kvref_conformance.exceptions import CannotRun
 
 __all__ = ["kvref"]
 
@@ -27,7 +27,7 @@ PROMPT = [BOS, *range(FIRST_WORD, FIRST_WORD + 20)]
     ],
 )  # fmt: skip
 def test_the_whole_numbers_make_the_canary(canary):
-    made = sized(**sizes(canary))
+    made = sized(**sizes_of(canary))
     assert Oracle(made).extend(PROMPT) == Oracle(canary).extend(PROMPT) and made.offsets == canary.offsets
 
 
@@ -43,18 +43,18 @@ def test_the_whole_numbers_make_the_canary(canary):
 )
 def test_a_canary_of_other_sizes_is_refused_with_the_options_that_make_one(canary, said):
     with pytest.raises(CannotRun, match=re.escape(said)):
-        sizes(canary)
+        sizes_of(canary)
 
 
 def test_a_name_says_all():
-    assert address("server:http://h:1/v1/ --canary 'a b'") == Address("http://h:1/v1", Path("a b"))
-    assert address("server:https://h/v1 --canary c --model m/n").model == "m/n"
+    assert parse_address("server:http://h:1/v1/ --canary 'a b'") == Address("http://h:1/v1", Path("a b"))
+    assert parse_address("server:https://h/v1 --canary c --model m/n").model == "m/n"
     for wrong in ("ftp://h/v1", "h:1/v1", "http://", "http://h:x/v1", "http://h/v1?a=b", "http://u:p@h/v1"):
         with pytest.raises(CannotRun, match="--server: expected "):
-            address(f"server:{wrong} --canary c")
+            parse_address(f"server:{wrong} --canary c")
     for wrong in ("http://h/v1", "http://h/v1 --canary", "http://h/v1 --model m", "http://h/v1 --canary 'c"):
         with pytest.raises(CannotRun, match=r"^server:"):
-            address(f"server:{wrong}")
+            parse_address(f"server:{wrong}")
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from rich.console import Console
 from kvref.canary import Canary, sized
 from kvref_canary.files import huggingface, vocabulary
 from kvref_canary.server.url import Address
-from kvref_conformance.commands.soak_server import _concluded
+from kvref_conformance.commands.soak_server import _print_verdict
 from kvref_conformance.implementations.server import ServerImplementation
 from kvref_conformance.soak.server_soak import ServerSoak
-from kvref_conformance.soak.server_statistics import POINTS, Latencies, ServerStatistics, Timeline
+from kvref_conformance.soak.server_statistics import MAX_POINTS, Latencies, ServerStatistics, Timeline
 from kvref_conformance.soak.server_workload import KINDS, RequestWorkload
 
 __all__ = ["kvref"]
@@ -31,7 +31,7 @@ RECALLS = Canary((1,), True, theta=1e6, head_dim=128, context=256)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     path = tmp_path_factory.mktemp("canary")
-    huggingface.write(path, huggingface.made(CANARY))
+    huggingface.write_folder(path, huggingface.make_files(CANARY))
     return path
 
 
@@ -83,18 +83,18 @@ def test_what_was_heard_of_an_answer_that_is_cut_off_is_looked_at_too(files, mon
 
 
 def test_a_text_that_ends_within_a_word_has_the_words_before_it():
-    text = vocabulary.text(CANARY, [5, 7, 9])
-    each = len(vocabulary.word(CANARY, 5)) + 1
+    text = vocabulary.to_text(CANARY, [5, 7, 9])
+    each = len(vocabulary.word_of(CANARY, 5)) + 1
     for end in range(len(text) + 1):
-        assert vocabulary.tokens_begun(CANARY, text[:end]) == [5, 7, 9][: (end + 1) // each]
+        assert vocabulary.to_tokens_of_prefix(CANARY, text[:end]) == [5, 7, 9][: (end + 1) // each]
     with pytest.raises(vocabulary.NotCanaryWords):
-        vocabulary.tokens_begun(CANARY, "What is a cache?")
+        vocabulary.to_tokens_of_prefix(CANARY, "What is a cache?")
 
 
 @pytest.mark.parametrize(("refused", "verdict"), [(10, 0), (11, 2)])
 def test_a_server_that_is_mostly_full_is_not_judged(capsys, refused, verdict):
     figures = ServerStatistics(requests=Counter(new=10), tokens_checked=99, refused=refused)
-    assert _concluded(Console(), figures, interrupted=False) == verdict
+    assert _print_verdict(Console(), figures, interrupted=False) == verdict
     last = capsys.readouterr().out.splitlines()[-1]
     rejected = "not judged: the server rejected 11 of 21 requests because it had no room"
     assert last == (rejected if verdict else "passed: all 99 checked tokens were right")
@@ -145,15 +145,15 @@ def test_a_workload_has_everything_in_it_and_room_for_it(canary):
         assert request.prompt[: request.shared] == request.base.tokens[: request.shared]
         assert request.shared < len(request.prompt)
         answer = []
-        right, oracle = workload.right(request, [canary.words] * request.count)
+        right, oracle = workload.expected_tokens(request, [canary.words] * request.count)
         for _ in range(request.count):
-            right, oracle = workload.right(request, [*answer, 0])
+            right, oracle = workload.expected_tokens(request, [*answer, 0])
             answer.append(right[-1] if right[-1] is not None else 5)
             uncertain += right[-1] is None
         said += request.count
-        right, oracle = workload.right(request, answer)
+        right, oracle = workload.expected_tokens(request, answer)
         assert all(want in (None, got) for want, got in zip(right, answer, strict=True))
-        workload.answered(request, answer, oracle)
+        workload.add_answer(request, answer, oracle)
     assert kinds == set(KINDS)
     assert uncertain < said * 0.3
 
@@ -170,6 +170,6 @@ def test_latencies_and_times_take_no_more_room_with_time():
         timeline.at(number * 10).tokens += 1
     assert latencies.percentile(50) == pytest.approx(0.5, rel=0.03) and latencies.percentile(99) == pytest.approx(0.99, rel=0.03)
     assert Latencies().percentile(50) is None
-    assert len(timeline.moments) <= POINTS and timeline.width == 32
+    assert len(timeline.moments) <= MAX_POINTS and timeline.width == 32
     assert sum(each.tokens for each in timeline.moments) == 1000
     assert json.dumps(ServerStatistics().document())

@@ -5,9 +5,9 @@ import pytest
 
 import kvref
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.fixtures import pair_of_tokens
+from kvref_conformance.testlib.fixtures import random_pair
 from kvref_conformance.testlib.session import Session
 
 
@@ -44,7 +44,7 @@ def session_with(cache, **changes):
 
 def append(session, count):
     config = session.cache.config
-    tokens = pair_of_tokens(session.subject, count, config["num_kv_heads"], config["head_dim"])
+    tokens = random_pair(session.subject, count, config["num_kv_heads"], config["head_dim"])
     session.cache.append(*(np.stack([part.transpose(1, 0, 2)] * config["batch_size"]) for part in tokens))
 
 
@@ -53,14 +53,14 @@ def test_a_correct_cache_passes_and_is_observed_completely():
     append(session, 3)
     session.look()
     session.look("capacity", "raw")
-    made = [exchange.request.name for exchange in session.subject.conversation]
+    made = [exchange.request.name for exchange in session.subject.call_trace]
     assert made == ["new", "append", "seq_len", "read", "capacity", "raw"]
 
 
 def test_a_look_finds_wrong_contents_and_leaves_the_clause_to_the_check():
     session = session_with(LosesKeys)
     append(session, 3)
-    with pytest.raises(Broken) as failure:
+    with pytest.raises(ClauseViolation) as failure:
         session.look()
     assert (failure.value.clause, failure.value.what) == ("", "keys of contiguous.read[0, 0, 0, 0] (30 of 30 differ)")
 
@@ -68,7 +68,7 @@ def test_a_look_finds_wrong_contents_and_leaves_the_clause_to_the_check():
 def test_a_call_that_must_raise_is_judged():
     session = session_with(NeverRaises)
     append(session, 3)
-    with pytest.raises(Broken, match="PositionOutOfRange"):
+    with pytest.raises(ClauseViolation, match="PositionOutOfRange"):
         session.cache.truncate(4)
 
 

@@ -15,7 +15,7 @@ import pytest
 import kvref
 from kvref.errors import RankLost
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 from kvref_conformance.testlib.registry import all_checks
 
@@ -71,7 +71,7 @@ def test_every_check_of_its_own_is_asked_of_who_has_everything():
     """No check is skipped because its sizes are replaced, as an odd number of heads once was."""
     judge = CheckRunner(OnBackend(kvref.backend("numpy")), Effort())
     checks = [check for check in all_checks() if check.family == "sharded" and check.run and check.clause.startswith("SHARD")]
-    asked = {check.name: judge.ask_about(check) for check in checks}
+    asked = {check.name: judge.judge_check(check) for check in checks}
     assert {name: outcome for name, outcome in asked.items() if getattr(outcome, "verdict", "failed") != "passed"} == {}
 
 
@@ -89,8 +89,8 @@ def test_two_to_four_processes_are_one_cache(kind):
     implementation, _ = made(kind, **{"Grid": {}, "Heads": {"token_ranks": 1}, "Tokens": {"head_ranks": 1}}[kind])
     judge = CheckRunner(implementation, Effort(examples=3))
     found = {
-        clause.id: verdict_of(judge.clause([check for check in checks if check.family == "sharded" and not check.real]))
-        for clause, checks in select(family="sharded").items()
+        clause.id: verdict_of(judge.judge_clause([check for check in checks if check.family == "sharded" and not check.real]))
+        for clause, checks in select_checks(family="sharded").items()
         if clause.id != "LAW-18"
     }
     assert {clause for clause, verdict in found.items() if verdict == "failed"} == set()

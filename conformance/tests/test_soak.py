@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 from commandline import kvref
 
-from kvref_conformance.soak.cache_workload import Workload, WorkloadEvent, brief, prefilled, without
-from kvref_conformance.soak.drivers import served
+from kvref_conformance.soak.cache_workload import (
+    Workload,
+    WorkloadEvent,
+    merge_steps_into_prompts,
+    one_token_per_request,
+    without_requests,
+)
+from kvref_conformance.soak.drivers import soak_families
 
 __all__ = ["kvref"]
 
@@ -81,8 +87,8 @@ def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
         (("numpy", "--timeout", "0"), "--timeout: expected at least 0.01, got 0"),
         (("numpy", "--timeout", "nan"), "--timeout: expected at least 0.01, got nan"),
         (("numpy", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
-        (("numpy", "--family", "rows"), f"--family: expected one of {', '.join(served())}, got 'rows'"),
-        (("mine:OnlyKernels",), f"nothing to soak, it does not offer {' or '.join(served())}"),
+        (("numpy", "--family", "rows"), f"--family: expected one of {', '.join(soak_families())}, got 'rows'"),
+        (("mine:OnlyKernels",), f"nothing to soak, it does not offer {' or '.join(soak_families())}"),
         ((), "expected an implementation: NAME, --exec COMMAND"),
     ],
 )  # fmt: skip
@@ -150,6 +156,10 @@ def test_events_are_made_fewer():
         WorkloadEvent("step", (1,)),
         WorkloadEvent("look", (1,)),
     ]
-    assert without(events, lambda number: number == 0) == [events[1], WorkloadEvent("step", (1,)), *events[3:]]
-    assert prefilled(events) == [WorkloadEvent("admit", (0,), 11), WorkloadEvent("admit", (1,), 7), WorkloadEvent("look", (1,))]
-    assert [event.tokens for event in brief(events)][:2] == [1, 1]
+    assert without_requests(events, lambda number: number == 0) == [events[1], WorkloadEvent("step", (1,)), *events[3:]]
+    assert merge_steps_into_prompts(events) == [
+        WorkloadEvent("admit", (0,), 11),
+        WorkloadEvent("admit", (1,), 7),
+        WorkloadEvent("look", (1,)),
+    ]
+    assert [event.tokens for event in one_token_per_request(events)][:2] == [1, 1]

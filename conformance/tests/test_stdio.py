@@ -14,9 +14,9 @@ from sessions import running_in
 import kvref_zoo
 from kvref_conformance.calls.messages import ObjectReference
 from kvref_conformance.drivers import json_client, subprocess_pipe
-from kvref_conformance.implementations import load
-from kvref_conformance.outcome import Died, NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.exceptions import NotOffered, ProcessDeath
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
 
 HERE = Path(__file__).parent
@@ -88,8 +88,8 @@ WAYS = [
 )
 def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
     timeout = 0.5 if "within" in expected else 10.0
-    judge = CheckRunner(load(f"exec:{PROGRAM} {way}"), Effort(examples=5, timeout=timeout))
-    outcomes = [outcome for checks in select("BLOCK-*").values() for outcome in judge.clause(checks)]
+    judge = CheckRunner(load_implementation(f"exec:{PROGRAM} {way}"), Effort(examples=5, timeout=timeout))
+    outcomes = [outcome for checks in select_checks("BLOCK-*").values() for outcome in judge.judge_clause(checks)]
     judge.close()
     failed = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     assert any(outcome.expected.startswith(expected) and outcome.got.startswith(got) for outcome in failed)
@@ -117,8 +117,8 @@ def sessions(folder):
 
 @pytest.mark.parametrize("way", ["hangs", "half-a-line", "closes-its-pipe", "garbage"])
 def test_what_is_ended_is_ended_whole(wrapper, tmp_path, way):
-    judge = CheckRunner(load(wrapper(way)), Effort(examples=3, timeout=0.2))
-    outcomes = [outcome for checks in select("BLOCK-*").values() for outcome in judge.clause(checks)]
+    judge = CheckRunner(load_implementation(wrapper(way)), Effort(examples=3, timeout=0.2))
+    outcomes = [outcome for checks in select_checks("BLOCK-*").values() for outcome in judge.judge_clause(checks)]
     assert any(outcome.verdict == "failed" for outcome in outcomes)
     assert len(sessions(tmp_path)) > 1
     judge.close()
@@ -134,41 +134,43 @@ def test_what_is_ended_is_ended_whole(wrapper, tmp_path, way):
 )
 def test_what_ends_takes_along_what_it_started(wrapper, monkeypatch, way, around, code):
     monkeypatch.setattr(subprocess_pipe, "GRACE", 3.0 if code == 0 else 0.2)
-    assert load(wrapper(way, around)).close() == code
+    assert load_implementation(wrapper(way, around)).close() == code
 
 
 def test_what_is_forgotten_ends_whole(wrapper):
-    load(wrapper("well", "{} ; sleep 60"))
+    load_implementation(wrapper("well", "{} ; sleep 60"))
     gc.collect()
 
 
 def test_after_garbage_the_next_conversation_is_clean():
-    program = load(f"exec:{PROGRAM} chatter 1")
+    program = load_implementation(f"exec:{PROGRAM} chatter 1")
     for _ in range(3):
         program.begin()
         assert program.call("blocks.new", None, {"num_blocks": 2}) == (1, ObjectReference(1))
         assert program.call("blocks.allocate", 1, {})[1] == 0
-        with pytest.raises(Died, match="expected a line of JSON, got 'and another thing'"):
+        with pytest.raises(ProcessDeath, match="expected a line of JSON, got 'and another thing'"):
             program.call("blocks.free", 1, {"block": 0})
-        with pytest.raises(Died, match="the process has ended"):
+        with pytest.raises(ProcessDeath, match="the process has ended"):
             program.call("blocks.num_free", 1, {})
     program.close()
 
 
 def test_a_program_that_hangs_at_hello_again_does_not_take_the_day(monkeypatch):
-    monkeypatch.setattr(json_client, "STARTING", 2.0)
-    program = load(f"exec:{PROGRAM} hello-hangs-again")
+    monkeypatch.setattr(json_client, "START_TIMEOUT", 2.0)
+    program = load_implementation(f"exec:{PROGRAM} hello-hangs-again")
     for patience in ("2 s", "1 s"):
         program.begin()  # a new process, which replies
         program.call("blocks.new", None, {"num_blocks": 2})
         program.begin()
-        with pytest.raises(Died, match=f"hello: expected a reply within {patience}, got none: the call was still running"):
+        with pytest.raises(
+            ProcessDeath, match=f"hello: expected a reply within {patience}, got none: the call was still running"
+        ):
             program.call("blocks.new", None, {"num_blocks": 2})
     program.close()
 
 
 def test_what_is_too_long_for_a_line_is_not_offered():
-    program = load(f"exec:{PROGRAM}")
+    program = load_implementation(f"exec:{PROGRAM}")
     with pytest.raises(NotOffered, match="arrays of more than 64 MiB over a pipe"):
         program.call("blocks.free", 1, {"block": np.zeros(2**24, np.float32)})
     program.close()
@@ -290,11 +292,11 @@ def test_the_judge_sees_through_a_pipe_what_it_sees_in_its_process(member):
     family = kvref_zoo.member(member).clause.partition("-")[0]
     seen = {}
     for name in (f"zoo:{member}", f"exec:{sys.executable} {HERE / 'serve.py'} zoo:{member}"):
-        judge = CheckRunner(load(name), Effort(examples=4))
+        judge = CheckRunner(load_implementation(name), Effort(examples=4))
         seen[name] = {
             (clause.id, outcome.check): outcome
-            for clause, checks in select(f"{family}-*").items()
-            for outcome in judge.clause(checks)
+            for clause, checks in select_checks(f"{family}-*").items()
+            for outcome in judge.judge_clause(checks)
         }
         judge.close()
     here, there = seen.values()

@@ -14,7 +14,7 @@ from surfaces.one_table import OneTable
 from surfaces.paged import Paged
 
 from kvref_conformance.implementation_api import offers
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 EXAMPLES = 8  # call sequences per state machine
@@ -61,10 +61,10 @@ def said_of(right):
     """The outcomes of all clauses with checks in the family, without production sizes (LAW-18), which take seconds each."""
     implementation = right()
     judge, found = CheckRunner(implementation, Effort(examples=EXAMPLES)), {}
-    for clause, checks in select().items():
+    for clause, checks in select_checks().items():
         of_family = [check for check in checks if offers(implementation, check.family)]
         if of_family and clause.id != "LAW-18":
-            found[clause.id] = judge.clause(of_family)
+            found[clause.id] = judge.judge_clause(of_family)
     return found
 
 
@@ -86,16 +86,16 @@ def test_what_is_not_judged_says_why(right):
     implementation = right()
     judge = CheckRunner(implementation)
     for clause in NOT_JUDGED[right]:
-        ((_, checks),) = select(clause).items()
+        ((_, checks),) = select_checks(clause).items()
         assert judge.missing([c for c in checks if offers(implementation, c.family)], said_of(right)[clause]), clause
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug can divide by zero
 @pytest.mark.parametrize(("broken", "clause"), BROKEN)
 def test_a_bug_is_caught(broken, clause):
-    judge, ((_, checks),) = CheckRunner(broken, Effort(examples=20)), select(clause).items()
+    judge, ((_, checks),) = CheckRunner(broken, Effort(examples=20)), select_checks(clause).items()
     written_out = [check for check in checks if check.run and offers(broken, check.family)]
-    caught = any(isinstance(judge.ask_about(check), Failure) for check in written_out)
+    caught = any(isinstance(judge.judge_check(check), Failure) for check in written_out)
     assert caught or clause in judge.search(written_out[0].family).findings
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import kvref
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
 
 
@@ -113,13 +113,13 @@ def failed(tables, clauses):
     alone = Alone(kvref.reference)
     alone.limits = {"tables_alone": True}
     judge = CheckRunner(alone, Effort(examples=6))
-    said = {clause.id: [each.verdict for each in judge.clause(checks)] for clause, checks in judged(clauses)}
+    said = {clause.id: [each.verdict for each in judge.judge_clause(checks)] for clause, checks in judged(clauses)}
     broken = {id for id, verdicts in said.items() if "failed" in verdicts}
     return broken, len({id for id, verdicts in said.items() if "passed" in verdicts} - broken)
 
 
 def judged(clauses):
-    return [(clause, checks) for clause, checks in select(clauses, "prefix").items() if checks]
+    return [(clause, checks) for clause, checks in select_checks(clauses, "prefix").items() if checks]
 
 
 def test_a_right_one_is_not_blamed():

@@ -2,13 +2,13 @@
 
 import pytest
 
-from kvref_conformance.implementations import load
-from kvref_conformance.runner.check_runner import CheckRunner, select, verdict_of
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 
 
 def verdicts(name):
-    judge = CheckRunner(load(name))
-    return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select().items()}
+    judge = CheckRunner(load_implementation(name))
+    return {clause.id: verdict_of(judge.judge_clause(checks)) for clause, checks in select_checks().items()}
 
 
 def with_verdict(found, verdict):

@@ -9,7 +9,7 @@ from kvref.backend import ReferenceBackend
 from kvref.formats import FORMATS, Quantized, ggml, group_scales, hadamard, row_scales, token_scales
 from kvref.formats.base import finite_rows
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks
 from kvref_conformance.runner.options import Effort
 
 ONE = np.float32(1)
@@ -31,11 +31,11 @@ def by_reciprocals(rounding):
 
 
 def failed(implementation, wanted="*"):
-    judge = CheckRunner(implementation, Effort(examples=5, simpler=False))
+    judge = CheckRunner(implementation, Effort(examples=5, shrinks=False))
     return {
         clause.id
-        for clause, checks in select(wanted).items()
-        if any(isinstance(judge.ask_about(check), Failure) for check in checks)
+        for clause, checks in select_checks(wanted).items()
+        if any(isinstance(judge.judge_check(check), Failure) for check in checks)
     }
 
 

@@ -13,18 +13,18 @@ from hypothesis.extra import numpy as hnp
 
 import kvref
 import kvref_zoo
-from kvref_conformance.calls.messages import CallReply, CallRequest, Exchange, ObjectReference, ReplyReference, show_calls
+from kvref_conformance.calls.messages import CallReply, CallRequest, Exchange, ObjectReference, ReplyReference, format_calls
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families import all_families, names
-from kvref_conformance.implementations import load
-from kvref_conformance.json_schema import schema
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.runner.check_runner import CheckRunner, select
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.json_schema import read_schema
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
-from kvref_conformance.runner.replay import replay
+from kvref_conformance.runner.replay import replay_saved_trace
 from kvref_conformance.testlib.registry import all_checks
 from kvref_conformance.traces import format
 from kvref_conformance.traces.json_codec import NotSerializable, from_wire, to_wire
-from kvref_conformance.traces.paths import check_in_a_path, name_in_a_path, save_all, save_failure
+from kvref_conformance.traces.paths import check_path_name, implementation_path_name, save_all_traces, save_failure
 
 CHAPTER = Path(kvref.__file__).parent / "spec" / "trace.md"
 DTYPES = [np.dtype(name) for name in ("float32", "float64", "float16", "bool", "int8", "int64", "uint8", "uint16", "uint64")]
@@ -32,7 +32,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, hnp.arr
 
 
 def valid(line):
-    jsonschema.Draft202012Validator(schema(*format.SCHEMA)).validate(json.loads(line))
+    jsonschema.Draft202012Validator(read_schema(*format.SCHEMA)).validate(json.loads(line))
 
 
 @given(ARRAYS)
@@ -63,19 +63,24 @@ def test_an_integer_of_a_type_comes_back_as_one():
 def test_a_failure_that_takes_an_integer_of_a_type_replays(tmp_path):
     """LAW-20: the file keeps the integer's type, the model uses its value, and the call is shown with both."""
     name = "zoo:contiguous-keeps-the-callers-integer"
-    judge = CheckRunner(load(name), Effort(examples=5), name)
-    ((_, checks),) = select("LAW-20", "contiguous").items()
-    (failed,) = (outcome for outcome in judge.clause(checks) if outcome.trace)
+    judge = CheckRunner(load_implementation(name), Effort(examples=5), name)
+    ((_, checks),) = select_checks("LAW-20", "contiguous").items()
+    (failed,) = (outcome for outcome in judge.judge_clause(checks) if outcome.trace)
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(failed.trace), encoding="utf-8")
-    held = replay(format.read(path), CheckRunner(load(name), Effort(), name))
-    assert held.calls[1:] == [
+    replay = replay_saved_trace(format.read_trace(path), CheckRunner(load_implementation(name), Effort(), name))
+    assert replay.calls[1:] == [
         "contiguous.advance(int8(100))",
         "contiguous.advance(int8(100))",
         "contiguous.seq_len  returned -56",
     ]
-    assert (held.expected, held.got) == ("200", "-56")
-    assert replay(format.read(path), CheckRunner(load("reference"), Effort(), "reference")).parted_at is None
+    assert (replay.expected, replay.got) == ("200", "-56")
+    assert (
+        replay_saved_trace(
+            format.read_trace(path), CheckRunner(load_implementation("reference"), Effort(), "reference")
+        ).mismatch_line
+        is None
+    )
 
 
 def test_other_values_come_back():
@@ -119,11 +124,11 @@ def test_the_chapters_example_is_a_trace(tmp_path):
         valid(line)
     path = tmp_path / "example.jsonl"
     path.write_text(example)
-    trace = format.read(path)
+    trace = format.read_trace(path)
     assert [request.op for request in trace.requests] == ["blocks.new", "blocks.free"]
-    assert replay(trace, CheckRunner(load("reference"))).parted_at is None
-    held = replay(trace, CheckRunner(load("zoo:blocks-free-ignores-free-blocks")))
-    assert (held.parted_at, held.got) == (5, "no error")
+    assert replay_saved_trace(trace, CheckRunner(load_implementation("reference"))).mismatch_line is None
+    replay = replay_saved_trace(trace, CheckRunner(load_implementation("zoo:blocks-free-ignores-free-blocks")))
+    assert (replay.mismatch_line, replay.got) == (5, "no error")
 
 
 HEADER = (
@@ -155,7 +160,7 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path, lines, message):
     path = tmp_path / "bad.jsonl"
     path.write_text("".join(f"{line}\n" for line in lines))
     with pytest.raises(format.TraceError) as refused:
-        format.read(path)
+        format.read_trace(path)
     assert str(refused.value).startswith(f"{path}:{message}")
     assert "\n" not in str(refused.value)
 
@@ -164,7 +169,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(format.TraceError, match="not a text file"):
-        format.read(path)
+        format.read_trace(path)
 
 
 def test_calls_are_shown_as_python():
@@ -179,7 +184,7 @@ def test_calls_are_shown_as_python():
         Exchange(CallRequest(5, "paged.num_free_blocks", 1, {}), CallReply(1)),
         Exchange(CallRequest(6, "paged.drop", 1, {"sequence": 7})),
     ]
-    assert show_calls(exchanges) == [
+    assert format_calls(exchanges) == [
         "paged = paged(num_blocks=2)",
         "sequence = paged.create()  returned 0",
         "paged.write(sequence, 0, 0, float64[9, 9])",
@@ -189,9 +194,9 @@ def test_calls_are_shown_as_python():
 
 
 def failure(name, clause, examples=60):
-    judge = CheckRunner(load(name), Effort(examples=examples, timeout=1))
-    ((found, checks),) = select(clause).items()
-    return judge, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"], found
+    judge = CheckRunner(load_implementation(name), Effort(examples=examples, timeout=1))
+    ((found, checks),) = select_checks(clause).items()
+    return judge, [outcome for outcome in judge.judge_clause(checks) if outcome.verdict == "failed"], found
 
 
 SHRUNK = {
@@ -228,17 +233,17 @@ def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path)
     name, clause = SHRUNK[family]
     judge, failed, _ = failure(name, clause)
     shortest, path = save_failure(failed, tmp_path, clause, name)
-    trace = format.read(path)
+    trace = format.read_trace(path)
     for line in path.read_text().splitlines():
         valid(line)
     assert len(trace.requests) <= 6, shortest.calls
     said = {"what": shortest.what, "expected": shortest.expected, "got": shortest.got}
     assert trace.header.failed == said | ({"cause": shortest.cause} if family == "engine" else {})
-    held = replay(trace, judge)
-    assert held.parted_at == trace.lines[-1]
-    assert (held.what, held.expected, held.got) == (shortest.what, shortest.expected, shortest.got)
-    right = replay(trace, CheckRunner(load("reference")))
-    assert right.parted_at is None
+    replay = replay_saved_trace(trace, judge)
+    assert replay.mismatch_line == trace.lines[-1]
+    assert (replay.what, replay.expected, replay.got) == (shortest.what, shortest.expected, shortest.got)
+    right = replay_saved_trace(trace, CheckRunner(load_implementation("reference")))
+    assert right.mismatch_line is None
 
 
 def test_the_same_seed_finds_the_same():
@@ -252,34 +257,34 @@ def test_what_the_model_cannot_see_is_left_to_the_check(tmp_path):
     assert path.parent == tmp_path
     for line in path.read_text().splitlines():
         valid(line)
-    trace = format.read(path)
+    trace = format.read_trace(path)
     assert trace.header.judge == "check"  # every reply was right: the array changed afterwards
-    held = replay(trace, judge)
-    assert (held.parted_at, held.got) == (trace.lines[-1], trace.header.failed["got"])
-    assert not replay(trace, CheckRunner(load("reference"))).parted_at
+    replay = replay_saved_trace(trace, judge)
+    assert (replay.mismatch_line, replay.got) == (trace.lines[-1], trace.header.failed["got"])
+    assert not replay_saved_trace(trace, CheckRunner(load_implementation("reference"))).mismatch_line
     with pytest.raises(NotOffered, match="family contiguous"):
-        replay(trace, CheckRunner(load("zoo:blocks-freed-twice")))
+        replay_saved_trace(trace, CheckRunner(load_implementation("zoo:blocks-freed-twice")))
 
 
 def test_a_trace_of_what_is_not_offered_cannot_be_replayed(tmp_path):
     _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
     _, path = save_failure(failed, tmp_path, "BLOCK-05", "x")
     with pytest.raises(NotOffered, match="family blocks"):
-        replay(format.read(path), CheckRunner(load("kvref_adapters.ml_dtypes.adapter:MlDtypes")))
+        replay_saved_trace(format.read_trace(path), CheckRunner(load_implementation("kvref_adapters.ml_dtypes.adapter:MlDtypes")))
 
 
 def test_what_passes_can_be_kept_and_holds_for_others(tmp_path):
-    judge = CheckRunner(load("reference"), Effort(keep=True, examples=5))
+    judge = CheckRunner(load_implementation("reference"), Effort(keep_traces=True, examples=5))
     for clause in ("CONTIG-04", "TIER-05", "BUF-03", "QUANT-02", "POOL-03", "KERN-01"):
-        ((found, checks),) = select(clause).items()
-        save_all(judge.clause(checks), tmp_path, found.id, "reference")
+        ((found, checks),) = select_checks(clause).items()
+        save_all_traces(judge.judge_clause(checks), tmp_path, found.id, "reference")
     paths = sorted(tmp_path.rglob("*.jsonl"))
     assert len(paths) >= 9
-    other = CheckRunner(load("numpy"))
+    other = CheckRunner(load_implementation("numpy"))
     for path in paths:
         for line in path.read_text().splitlines():
             valid(line)
-        assert not replay(format.read(path), other).parted_at, path.name
+        assert not replay_saved_trace(format.read_trace(path), other).mismatch_line, path.name
 
 
 def test_a_failure_that_is_gone_leaves_no_file(tmp_path):
@@ -296,11 +301,11 @@ def test_two_implementations_never_share_a_file(tmp_path):
         "../../etc/passwd", "..", ".", "", "=", "<script>", "zoo:x", "zoo+x", "exec:./harness --flag", "exec:./harness -flag",
         "x" * 119, "x" * 120, "x" * 121, "x" * 122, "x" * 121 + "y", "ä-b", "é" * 400, "é" * 401, "\udc80",
     ]  # fmt: skip
-    parts = [name_in_a_path(name) for name in names]
+    parts = [implementation_path_name(name) for name in names]
     assert len(set(parts)) == len(names)
     for part in parts:
         assert re.fullmatch(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{0,120}", part)
-    assert [name_in_a_path(name) for name in ("numpy", "mypackage.kvref:MyCache", "./a b")] == [
+    assert [implementation_path_name(name) for name in ("numpy", "mypackage.kvref:MyCache", "./a b")] == [
         "numpy", "mypackage.kvref+MyCache", "=2E=2Fa=20b"
     ]  # fmt: skip
     _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
@@ -311,7 +316,7 @@ def test_two_implementations_never_share_a_file(tmp_path):
 
 
 def test_checks_have_files_of_their_own():
-    names = [(check.clause, check_in_a_path(check.name)) for check in all_checks()]
+    names = [(check.clause, check_path_name(check.name)) for check in all_checks()]
     assert len(set(names)) == len(names)
 
 

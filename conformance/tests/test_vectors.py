@@ -14,24 +14,24 @@ from commandline import run_kvref
 from safetensors.numpy import load_file
 
 import kvref as kvref_library
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.oracle.expectations import ExpectedArrays, exactly
+from kvref_conformance.oracle.expectations import ExpectedArrays, exact_reads
 from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.runner.options import Effort
 from kvref_conformance.traces import format
 from kvref_conformance.traces.json_codec import to_wire
-from kvref_conformance.vectors.check import check
-from kvref_conformance.vectors.generate import make
-from kvref_conformance.vectors.replay import must_be
+from kvref_conformance.vectors.check import check_vectors
+from kvref_conformance.vectors.generate import make_vectors
+from kvref_conformance.vectors.replay import parse_expectation
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 MANIFEST = json.loads((VECTORS / "manifest.json").read_text())
 
 
 def held(name, folder=VECTORS):
-    judge = CheckRunner(load(name), Effort(timeout=2))
-    found = list(check(folder, judge))
+    judge = CheckRunner(load_implementation(name), Effort(timeout=2))
+    found = list(check_vectors(folder, judge))
     judge.close()
     return found
 
@@ -40,7 +40,7 @@ def held(name, folder=VECTORS):
 def test_writing_them_again_changes_nothing(tmp_path):
     if MANIFEST["hypothesis"] != hypothesis.__version__:
         pytest.skip(f"the machines' samples were drawn by Hypothesis {MANIFEST['hypothesis']}, which constraints.txt pins")
-    make().write(tmp_path)
+    make_vectors().write(tmp_path)
     old = {path.relative_to(VECTORS): path.read_bytes() for path in VECTORS.rglob("*") if path.is_file()}
     new = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert sorted(map(str, old)) == sorted(map(str, new))
@@ -66,19 +66,19 @@ def test_they_hold_for_other_backends(name):
 )  # fmt: skip
 def test_a_bug_does_not_get_past_them(member, clause):
     failed = [each for each in held(f"zoo:{member}") if each.verdict == "failed"]
-    assert clause in {each.broken.clause for each in failed} | {Path(each.file).name[: len(clause)] for each in failed}
+    assert clause in {each.violation.clause for each in failed} | {Path(each.file).name[: len(clause)] for each in failed}
     for each in failed:
         if each.line:
             reply = json.loads((VECTORS / each.file).read_text().splitlines()[each.line - 1])
-            assert reply["clause"] == each.broken.clause or "ok" in reply
+            assert reply["clause"] == each.violation.clause or "ok" in reply
 
 
 @pytest.mark.parametrize("some", ["machines/*-0.jsonl", "checks/*-01-*.jsonl"])
 def test_what_is_read_is_what_was_written(some):
     for path in VECTORS.glob(some):
-        for reply in format.read(path).replies:
-            expected = must_be(reply)
-            must = {name: to_wire(value) for name, value in expected.wire().items()} | {"clause": expected.clause}
+        for reply in format.read_trace(path).replies:
+            expected = parse_expectation(reply)
+            must = {name: to_wire(value) for name, value in expected.to_json().items()} | {"clause": expected.clause}
             came = ("ok", "id") if "chosen" in reply or "any" in reply else ("id",)
             if "handle" not in (reply.get("ok") if isinstance(reply.get("ok"), dict) else ()):
                 assert must == {name: value for name, value in reply.items() if name not in came}
@@ -99,7 +99,7 @@ def test_a_zero_that_lost_its_sign_does_not_get_past_them():
         name, version, language, level, formats = "unsigned", "0", "python", "exact", right.formats
         asarray, to_numpy, elements = right.asarray, right.to_numpy, lambda self: unsigned
 
-    failed = {each.file: each.broken for each in check(VECTORS, CheckRunner(Unsigned())) if each.broken}
+    failed = {each.file: each.violation for each in check_vectors(VECTORS, CheckRunner(Unsigned())) if each.violation}
     lost = failed["formats/float8_e5m2.safetensors"]
     assert (lost.expected, lost.got) == ("-0.0", "0.0")
 
@@ -211,5 +211,5 @@ def test_who_offers_nothing_they_are_about_is_told_so(kvref, small):
 
 def test_a_bound_is_said_where_it_is_zero_too():
     """Attention without tokens is zero, of either sign: without a bound a vector would require the exact bits."""
-    nothing = ExpectedArrays("ATTN-08", parts=(exactly(np.zeros(2, np.float32)),), always_slack=True)
-    assert nothing.wire()["within"].tolist() == [0.0, 0.0]
+    nothing = ExpectedArrays("ATTN-08", parts=(exact_reads(np.zeros(2, np.float32)),), always_slack=True)
+    assert nothing.to_json()["within"].tolist() == [0.0, 0.0]

@@ -1,8 +1,8 @@
 """Tables of API subsets: how many clauses can be judged with a few operations, as `kvref check NAME --list` reports."""
 
 from kvref_conformance.families import all_families
-from kvref_conformance.runner.capabilities import Gain, OperationStatus, forecast
-from kvref_conformance.runner.check_runner import select
+from kvref_conformance.runner.capabilities import Gain, OperationStatus, preview_coverage
+from kvref_conformance.runner.check_runner import select_checks
 from kvref_conformance.runner.restricted import RestrictedImplementation
 from kvref_conformance.testlib.sample_calls import Sizes
 
@@ -34,9 +34,9 @@ def api_subsets_table() -> str:
     for family, subsets in SUBSETS.items():
         for words in subsets:
             operations = [f"{family}.{name}" for name in words.split()]
-            door = RestrictedImplementation(operations=operations, families=[family])
+            restricted = RestrictedImplementation(operations=operations, families=[family])
             missing = [op for op in _operations(family) if op not in operations]
-            found = forecast(door, {family: OperationStatus(operations, missing)}, select(family=family))
+            found = preview_coverage(restricted, {family: OperationStatus(operations, missing)}, select_checks(family=family))
             judged = [reach for reach in found.reaches if reach.judged]
             derived = sum(bool(reach.through) for reach in judged)
             share = f"{len(judged)} of {len(found.reaches)}" + (f" ({derived} by derived operations)" if derived else "")
@@ -51,7 +51,7 @@ def derived_operations_table() -> str:
     for family in all_families().values():
         module = family.part("derived_operations")
         for way in module.DERIVED if module else ():
-            lines.append(f"| `{family.name}.{way.name}` | {_format_names(way.of)} | {way.clause} |")
+            lines.append(f"| `{family.name}.{way.name}` | {_format_names(way.uses)} | {way.clause} |")
     return "\n".join(lines) + "\n"
 
 

@@ -34,7 +34,7 @@ def coverage_table() -> str:
         judged = f"{conclusion.judged} of {conclusion.of}" + (", **not judged**" if conclusion.verdict == "not judged" else "")
         lines.append(
             f"| {run.name} | {findings_link(run.name, run.project)} {about['version']}, "
-            f"{about['language']} | {', '.join(about['families'])} | {judged} | {derived or ''} | {run.broken or ''} |"
+            f"{about['language']} | {', '.join(about['families'])} | {judged} | {derived or ''} | {run.num_failed or ''} |"
         )
     return "\n".join(lines) + "\n"
 

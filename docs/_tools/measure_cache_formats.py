@@ -15,7 +15,7 @@ from pathlib import Path
 import kvref
 from kvref.canary import Canary
 from kvref_adapters.llama_cpp.engine import LlamaCpp
-from kvref_canary.diagnosis.precision_probe import measured
+from kvref_canary.diagnosis.precision_probe import measure_precision
 
 RESULTS = Path(__file__).parents[1] / "results/ruler.json"
 PROMPTS = 2
@@ -57,7 +57,7 @@ def measure(title: str, canary: Canary, cache: str) -> dict[str, object]:
         engine.close(session)
         return generated
 
-    right, of = measured(canary, complete, PROMPTS)
+    right, of = measure_precision(canary, complete, PROMPTS)
     margin = min(canary.margin(layer, KEY_ERRORS[cache], HALF) for layer in range(canary.num_layers))
     print(f"{title:20} {cache:6} {right} of {of}, margin {margin:.1f}", file=sys.stderr)
     return {"engine": "llama.cpp", "canary": title, "cache": cache, "right": right, "of": of, "margin": round(margin, 1)}

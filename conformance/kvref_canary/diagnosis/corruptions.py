@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from kvref.canary import Oracle
 from kvref.canary.oracle import Entry, Spoil
 
-NOTHING = -1
+NO_ENTRY = -1
 # (layer, head, position, the layer's entries by head, number written at that time) -> the entry read; None: the right entry.
 Change = Callable[[int, int, int, Sequence[Sequence[Entry]], int], Entry | None]
 PARTS = ("keys and values", "values", "keys")
@@ -38,38 +38,38 @@ class Corruption:
         return spoil
 
 
-def zeros(part: str) -> Change:
+def zeroed_entries(part: str) -> Change:
     """Zeros: a value of zeros carries no digit, and no query matches a key of zeros."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
-        return _part(entries[head][position], Entry(None, [NOTHING] * len(entries), NOTHING), part)
+        return _replace_part(entries[head][position], Entry(None, [NO_ENTRY] * len(entries), NO_ENTRY), part)
 
     return change
 
 
-def elsewhere(oracle: Oracle | None, shift: int, part: str) -> Change:
+def entries_of(oracle: Oracle | None, shift: int, part: str) -> Change:
     """The entry `shift` positions later in another sequence, or in this one if `oracle` is None."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry | None:
         held = entries[head] if oracle is None else oracle.entries[layer][head]
         if not 0 <= position + shift < (written if oracle is None else len(held)):
             return None
-        return _part(entries[head][position], held[position + shift], part)
+        return _replace_part(entries[head][position], held[position + shift], part)
 
     return change
 
 
-def swapped(by: int, first: int, part: str) -> Change:
+def swapped_blocks(by: int, first: int, part: str) -> Change:
     """Two neighboring blocks of `by` tokens are exchanged: block number `first` and the next."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry | None:
         there = {first: position + by, first + 1: position - by}.get(position // by, written)
-        return _part(entries[head][position], entries[head][there], part) if there < written else None
+        return _replace_part(entries[head][position], entries[head][there], part) if there < written else None
 
     return change
 
 
-def other_layer(clean: Oracle, layer_read: int) -> Change:
+def entries_of_layer(clean: Oracle, layer_read: int) -> Change:
     """The entry of another layer. Both must look back: a layer that looks up uses other pairs of its keys."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
@@ -78,14 +78,14 @@ def other_layer(clean: Oracle, layer_read: int) -> Change:
     return change
 
 
-def other_head(head_read: int) -> Change:
+def entries_of_head(head_read: int) -> Change:
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
         return entries[head_read][position]
 
     return change
 
 
-def heads_turned(by: int) -> Change:
+def rotated_heads(by: int) -> Change:
     """Each head reads the entry of the head `by` later, cyclically."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
@@ -94,7 +94,7 @@ def heads_turned(by: int) -> Change:
     return change
 
 
-def turned(by: int) -> Change:
+def rotated_keys(by: int) -> Change:
     """Keys rotated to a position `by` away from their own."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
@@ -104,7 +104,7 @@ def turned(by: int) -> Change:
     return change
 
 
-def _part(own: Entry, read: Entry, part: str) -> Entry:
+def _replace_part(own: Entry, read: Entry, part: str) -> Entry:
     if part == "values":
         return replace(own, digit=read.digit)
     return replace(read, digit=own.digit) if part == "keys" else read

@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from kvref.canary import BLANK, Canary
-from kvref_canary.diagnosis.candidates import ENOUGH, ShiftedMatch, runs
+from kvref_canary.diagnosis.candidates import MIN_BITS, ShiftedMatch, shifted_matches
 from kvref_canary.diagnosis.case import Case, RequestHistory
-from kvref_canary.diagnosis.hypotheses import explanations
+from kvref_canary.diagnosis.hypotheses import rank_hypotheses
 from kvref_canary.diagnosis.report import Diagnosis
 
-EQUAL = 3.0  # bits between explanations that fit equally
-NEAR = 3  # positions
+EQUAL_BITS = 3.0  # bits between explanations that fit equally
+NEAR_POSITIONS = 3  # positions
 
 
 def diagnose(
@@ -33,16 +33,16 @@ def diagnose(
     case = Case(canary, request, got, others, roundoff)
     if not case.wrong:
         return None
-    found = runs(case)
-    fits = [each for each in explanations(case, found) if each.worth >= ENOUGH]
-    best = max((each.worth for each in fits), default=0.0)
-    fits = sorted((each for each in fits if each.worth > best - EQUAL), key=lambda each: -each.worth)
-    if not fits or any(each.named < ENOUGH for each in fits):
-        return Diagnosis("unknown", request.name, heads=case.wrong_heads, clue=_clue(case, found))
-    return _joined(request, [each.finding for each in fits])
+    found = shifted_matches(case)
+    fits = [each for each in rank_hypotheses(case, found) if each.score >= MIN_BITS]
+    best = max((each.score for each in fits), default=0.0)
+    fits = sorted((each for each in fits if each.score > best - EQUAL_BITS), key=lambda each: -each.score)
+    if not fits or any(each.naming_cost < MIN_BITS for each in fits):
+        return Diagnosis("unknown", request.name, heads=case.wrong_heads, clue=_describe_clue(case, found))
+    return _combine_findings(request, [each.finding for each in fits])
 
 
-def _joined(request: RequestHistory, findings: list[Diagnosis]) -> Diagnosis:
+def _combine_findings(request: RequestHistory, findings: list[Diagnosis]) -> Diagnosis:
     """Combine all findings that fit equally. One that fits in one layer and in all layers is reported for the one layer."""
     causes: dict[tuple[object, ...], Diagnosis] = {}
     for finding in sorted(findings, key=lambda finding: not finding.layers):
@@ -54,12 +54,12 @@ def _joined(request: RequestHistory, findings: list[Diagnosis]) -> Diagnosis:
     return candidates[0] if len(candidates) == 1 else Diagnosis("several", request.name, candidates=candidates)
 
 
-def _clue(case: Case, found: list[ShiftedMatch]) -> str:
+def _describe_clue(case: Case, found: list[ShiftedMatch]) -> str:
     """Describe what is certain about wrong tokens without an explanation."""
     heads = ", ".join(map(str, case.wrong_heads))
-    blanks = sum(case.got[number] == BLANK for number in case.wrong)
+    blanks = sum(case.answers[number] == BLANK for number in case.wrong)
     are = "is" if len(case.wrong) == 1 else "are"
-    text = f"{len(case.wrong)} of {len(case.got)} tokens {are} wrong, in the digits of kv head {heads}."
+    text = f"{len(case.wrong)} of {len(case.answers)} tokens {are} wrong, in the digits of kv head {heads}."
     if blanks:
         text += (
             f" {blanks} {'is a blank' if blanks == 1 else 'are blanks'}: a head read zeros, or could not distinguish positions."
@@ -67,23 +67,25 @@ def _clue(case: Case, found: list[ShiftedMatch]) -> str:
     read = case.sources[[number for number in case.wrong if case.sources[number] >= 0]]
     if len(read):
         text += f" The tokens to be read are at positions {read.min()} to {read.max()}."
-    if found and found[0].bits >= found[0].cost(case) + 2 * ENOUGH:
+    if found and found[0].bits >= found[0].selection_cost(case) + 2 * MIN_BITS:
         first = int(case.sources[case.wrong[0]]) + found[0].shift
         text += f" The first {found[0].count} equal the tokens of {found[0].source.name} from position {first} on."
-    return text + _nearby(case)
+    return text + _describe_nearby_digits(case)
 
 
-def _nearby(case: Case) -> str:
+def _describe_nearby_digits(case: Case) -> str:
     """Describe wrong digits that belong to varying positions near the right ones: a sign of keys stored too coarsely."""
-    wrong = [number for number in case.wrong if case.sources[number] >= NEAR and case.wrong_digits[number].any()]
+    wrong = [number for number in case.wrong if case.sources[number] >= NEAR_POSITIONS and case.wrong_digits[number].any()]
     tokens = np.array(case.tokens)
     near = 0
     for number in wrong:
         heads = case.wrong_digits[number]
         place = int(case.sources[number])
-        close = [case.canary.digits(int(token)) for token in tokens[place - NEAR : place + NEAR + 1]]
+        close = [case.canary.digits(int(token)) for token in tokens[place - NEAR_POSITIONS : place + NEAR_POSITIONS + 1]]
         near += any((np.array(each)[heads] == case.digits[number][heads]).all() for each in close)
-    chance = 2 * NEAR * 2.0**-case.canary.bits
+    chance = 2 * NEAR_POSITIONS * 2.0**-case.canary.bits
     if len(wrong) < 4 or near < len(wrong) * (1 + chance) / 2:
         return ""
-    return f" {near} of them have the digits of a position at most {NEAR} away: keys may be too coarse or wrongly rotated."
+    return (
+        f" {near} of them have the digits of a position at most {NEAR_POSITIONS} away: keys may be too coarse or wrongly rotated."
+    )

@@ -4,69 +4,69 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvref_canary.diagnosis.candidates import ShiftedMatch, named
-from kvref_canary.diagnosis.case import Case, Said
+from kvref_canary.diagnosis.candidates import ShiftedMatch, naming_cost
+from kvref_canary.diagnosis.case import Answers, Case
 from kvref_canary.diagnosis.corruptions import (
     PARTS,
     Change,
-    elsewhere,
-    heads_turned,
-    other_head,
-    other_layer,
-    swapped,
-    turned,
-    zeros,
+    entries_of,
+    entries_of_head,
+    entries_of_layer,
+    rotated_heads,
+    rotated_keys,
+    swapped_blocks,
+    zeroed_entries,
 )
-from kvref_canary.diagnosis.extent import SIZES, CorruptionExtent, extents_of, fitted
+from kvref_canary.diagnosis.extent import BLOCK_SIZES, CorruptionExtent, candidate_extents, fit_corruption
 from kvref_canary.diagnosis.report import Diagnosis
 
-VAGUE = 4.0  # bits subtracted for each token that an explanation does not predict
-KIND = 3.0  # bits to describe a kind
-PLACE = 2.0  # bits for start and stop: the wrong tokens determine them almost exactly
-ODD = 4.0  # bits for each edge that is neither a block border nor an event
-RIGHT = 6  # right tokens after the first wrong one; one of them shows where tokens were moved
-BLANKS = ("zeros", "unreadable")  # kinds for which blanks are sufficient evidence
-SHIFTED = ("own", "another", "earlier occupant")  # kinds whose keys may be rotated to another position
+VAGUE_COST = 4.0  # bits subtracted for each token that an explanation does not predict
+KIND_COST = 3.0  # bits to describe a kind
+PLACE_COST = 2.0  # bits for start and stop: the wrong tokens determine them almost exactly
+ODD_COST = 4.0  # bits for each edge that is neither a block border nor an event
+MIN_RIGHT = 6  # right tokens after the first wrong one; one of them shows where tokens were moved
+BLANK_KINDS = ("zeros", "unreadable")  # kinds for which blanks are sufficient evidence
+SHIFTED_KINDS = ("own", "another", "earlier occupant")  # kinds whose keys may be rotated to another position
 
 
 @dataclass(frozen=True)
 class Hypothesis:
     """worth: bits of wrong digits predicted, minus the bits to describe the explanation, minus VAGUE per unpredicted token.
 
-    named: bits of wrong digits predicted, minus the bits to describe which request they belong to.
+    naming_cost: bits of wrong digits predicted, minus the bits to describe which request they belong to.
     """
 
     finding: Diagnosis
-    worth: float
-    named: float
+    score: float
+    naming_cost: float
 
 
-def explanations(case: Case, found: list[ShiftedMatch]) -> Iterator[Hypothesis]:
+def rank_hypotheses(case: Case, found: list[ShiftedMatch]) -> Iterator[Hypothesis]:
     """Return the explanations that contradict no token of the engine."""
-    yield from _windows(case)
-    yield from _retold(case, found)
-    moments = [moment for moment in _moments(case) if moment <= case.begin]
-    for change, finding, name in _changes(case, found):
+    yield from _window_hypotheses(case)
+    yield from _token_hypotheses(case, found)
+    moments = [moment for moment in _likely_moments(case) if moment <= case.first_query]
+    for change, finding, name in _candidate_changes(case, found):
         for layers in _layer_sets(case):
             if finding.kind == "layer" and any(map(case.canary.looks_up, (*layers, finding.shift))):
                 continue
-            whole = finding.kind in ("unreadable", "turned") or (finding.kind in SHIFTED and finding.shift != 0)
-            places = extents_of(case, layers, whole and finding.part != "values")
+            whole = finding.kind in ("unreadable", "turned") or (finding.kind in SHIFTED_KINDS and finding.shift != 0)
+            places = candidate_extents(case, layers, whole and finding.part != "values")
             if finding.stop:
                 places = [(start, finding.stop) for start, _ in places]
-            fit = fitted(case, change, layers, places, moments)
+            fit = fit_corruption(case, change, layers, places, moments)
             if finding.kind == "swapped" and fit and not fit.damage.start < finding.stop - finding.shift < fit.damage.stop:
                 continue  # only one of the two blocks was read
             if fit is not None:
-                cost = KIND + PLACE + ODD * _odd(case, fit) + math.log2(1 + case.canary.num_layers)
-                yield _explained(case, fit.said, cost, _placed(case, finding, fit), name)
+                cost = KIND_COST + PLACE_COST + ODD_COST * _count_odd_facts(case, fit) + math.log2(1 + case.canary.num_layers)
+                yield _score_hypothesis(case, fit.said, cost, _add_place(case, finding, fit), name)
 
 
-def _explained(case: Case, said: Said, cost: float, finding: Diagnosis, name: float = 0.0) -> Hypothesis:
+def _score_hypothesis(case: Case, said: Answers, cost: float, finding: Diagnosis, name: float = 0.0) -> Hypothesis:
     """name: the part of the cost that only digits can outweigh: a blank does not identify a request."""
     evidence = case.evidence(said, blanks=not finding.open)
-    named = math.inf if finding.kind in BLANKS else case.evidence(said) - name
-    return Hypothesis(finding, evidence - name - cost - VAGUE * case.vague(said), named)
+    named = math.inf if finding.kind in BLANK_KINDS else case.evidence(said) - name
+    return Hypothesis(finding, evidence - name - cost - VAGUE_COST * case.num_undetermined(said), named)
 
 
 def _layer_sets(case: Case) -> list[tuple[int, ...]]:
@@ -76,29 +76,29 @@ def _layer_sets(case: Case) -> list[tuple[int, ...]]:
     return single if case.canary.recalls or len(layers) == 1 else [tuple(layers), *single]
 
 
-def _moments(case: Case) -> list[int]:
+def _likely_moments(case: Case) -> list[int]:
     """Return the likeliest moments of damage: the first wrong query, the first generated token, and each event.
 
     A canary that recalls looks back one token in all layers except the last. Its answers hardly show when those were damaged.
     """
     spoke = [] if case.canary.recalls else [min(case.request.said, default=len(case.request.tokens))]
-    return list(dict.fromkeys([case.begin, *spoke, *(position for position, _ in case.request.events)]))
+    return list(dict.fromkeys([case.first_query, *spoke, *(position for position, _ in case.request.events)]))
 
 
-def _odd(case: Case, fit: CorruptionExtent) -> int:
+def _count_odd_facts(case: Case, fit: CorruptionExtent) -> int:
     """Return the number of odd edges, plus one if the damage happened at no likely moment."""
     start, stop = fit.block or (fit.damage.start, fit.damage.stop)
-    odd = _odd_edges(case, (start,) if fit.open else (start, stop))
-    return odd + (fit.damage.since not in (*_moments(case), fit.damage.start))
+    odd = _count_odd_edges(case, (start,) if fit.open else (start, stop))
+    return odd + (fit.damage.since not in (*_likely_moments(case), fit.damage.start))
 
 
-def _odd_edges(case: Case, edges: Sequence[int]) -> int:
+def _count_odd_edges(case: Case, edges: Sequence[int]) -> int:
     """Return the number of edges that are neither at a block border nor at an event."""
     likely = [position for position, _ in case.request.events]
-    return sum(edge % SIZES[0] != 0 and edge not in likely for edge in edges)
+    return sum(edge % BLOCK_SIZES[0] != 0 and edge not in likely for edge in edges)
 
 
-def _placed(case: Case, finding: Diagnosis, fit: CorruptionExtent) -> Diagnosis:
+def _add_place(case: Case, finding: Diagnosis, fit: CorruptionExtent) -> Diagnosis:
     """Add the place of the damage to a finding, and the event that caused it."""
     canary, damage = case.canary, fit.damage
     edges = {damage.start, damage.stop, damage.since, *(fit.block or ())}
@@ -116,35 +116,35 @@ def _placed(case: Case, finding: Diagnosis, fit: CorruptionExtent) -> Diagnosis:
     )
 
 
-def _changes(case: Case, found: list[ShiftedMatch]) -> Iterator[tuple[Change, Diagnosis, float]]:
+def _candidate_changes(case: Case, found: list[ShiftedMatch]) -> Iterator[tuple[Change, Diagnosis, float]]:
     """Return each change with its finding and the bits to describe it."""
     canary, name = case.canary, case.request.name
-    yield zeros("values"), Diagnosis("zeros", name, part="values"), 0.0
-    yield zeros("keys"), Diagnosis("unreadable", name, part="keys"), 0.0
+    yield zeroed_entries("values"), Diagnosis("zeros", name, part="values"), 0.0
+    yield zeroed_entries("keys"), Diagnosis("unreadable", name, part="keys"), 0.0
     for layer in range(canary.num_layers):
-        yield other_layer(case.clean, layer), Diagnosis("layer", name, shift=layer), 0.0
+        yield entries_of_layer(case.clean_oracle, layer), Diagnosis("layer", name, shift=layer), 0.0
     for head in range(canary.num_kv_heads):
-        yield other_head(head), Diagnosis("head", name, shift=head), 0.0
+        yield entries_of_head(head), Diagnosis("head", name, shift=head), 0.0
     for by in range(1, canary.num_kv_heads if len(case.wrong_heads) > 1 else 1):
-        yield heads_turned(by), Diagnosis("heads", name, shift=by), 0.0
+        yield rotated_heads(by), Diagnosis("heads", name, shift=by), 0.0
     for by in dict.fromkeys(-run.shift for run in found if run.source is case.request):
-        yield turned(by), Diagnosis("turned", name, shift=by, part="keys"), named(case, case.request, by)
+        yield rotated_keys(by), Diagnosis("turned", name, shift=by, part="keys"), naming_cost(case, case.request, by)
     for run in found:
         own = run.source is case.request
         oracle = None if own else case.oracle_of(run.source)
         kind = "own" if own else "earlier occupant" if run.source.ended else "another"
         for number, part in enumerate(PARTS if run.shift or canary.recalls else PARTS[:1]):
             finding = Diagnosis(kind, name, part=part, other=None if own else run.source.name, shift=run.shift)
-            yield elsewhere(oracle, run.shift, part), finding, run.cost(case) + number
-        if own and run.shift % SIZES[0] == 0:
+            yield entries_of(oracle, run.shift, part), finding, run.selection_cost(case) + number
+        if own and run.shift % BLOCK_SIZES[0] == 0:
             by, place = abs(run.shift), int(case.places[case.wrong[0], -1])
             first = place // by - (run.shift < 0)
             for number, part in enumerate(PARTS[:2]):
                 finding = Diagnosis("swapped", name, part=part, shift=by, stop=(first + 2) * by)
-                yield swapped(by, first, part), finding, run.cost(case) + number
+                yield swapped_blocks(by, first, part), finding, run.selection_cost(case) + number
 
 
-def _windows(case: Case) -> Iterator[Hypothesis]:
+def _window_hypotheses(case: Case) -> Iterator[Hypothesis]:
     """Try windows that are off by one or two tokens, in each layer and in all. A still wider window gives the same tokens."""
     windows = case.canary.windows
     for by in (-2, -1, 1):
@@ -159,24 +159,24 @@ def _windows(case: Case) -> Iterator[Hypothesis]:
                 one = next(layer for layer in layers if windows[layer] is not None)
                 some = layers if len(layers) < case.canary.num_layers else ()
                 finding = Diagnosis("window", case.request.name, some, shift=seen[one] or 0, due=windows[one] or 0)
-                yield _explained(case, said, KIND, finding)
+                yield _score_hypothesis(case, said, KIND_COST, finding)
 
 
-def _retold(case: Case, found: list[ShiftedMatch]) -> Iterator[Hypothesis]:
+def _token_hypotheses(case: Case, found: list[ShiftedMatch]) -> Iterator[Hypothesis]:
     """Try tokens that the engine dropped, received twice or did not forget: every later entry has moved."""
     for run in found:
-        for finding, tokens in _moved(case, run):
-            said = case.retold(tokens)
+        for finding, tokens in _token_edits(case, run):
+            said = case.replay_with_tokens(tokens)
             if not case.conflicts(said):
                 edges = (finding.start,) if finding.kind == "left over" else (finding.start, finding.stop)
-                odd = _odd_edges(case, edges)
-                yield _explained(case, said, KIND + PLACE + ODD * odd, finding, run.cost(case))
+                odd = _count_odd_edges(case, edges)
+                yield _score_hypothesis(case, said, KIND_COST + PLACE_COST + ODD_COST * odd, finding, run.selection_cost(case))
 
 
-def _moved(case: Case, run: ShiftedMatch) -> Iterator[tuple[Diagnosis, list[int]]]:
+def _token_edits(case: Case, run: ShiftedMatch) -> Iterator[tuple[Diagnosis, list[int]]]:
     """Return edits that move tokens by the shift of a run, each with the resulting tokens of the engine."""
-    told, name, by = case.tokens[: case.begin + 1], case.request.name, abs(run.shift)
-    right = [number for number in range(case.wrong[0], len(case.got)) if number not in case.wrong][:RIGHT]
+    told, name, by = case.tokens[: case.first_query + 1], case.request.name, abs(run.shift)
+    right = [number for number in range(case.wrong[0], len(case.answers)) if number not in case.wrong][:MIN_RIGHT]
     first = [place for place in case.sources[right].tolist() if by <= place < len(told)]  # these may not have moved
     if run.source is case.request:
         for place in first:

@@ -11,15 +11,15 @@ import numpy as np
 
 from kvref.canary import BOS, FIRST_WORD, Canary
 
-Complete = Callable[[Sequence[int], int], Sequence[int]]  # prompt, count -> the tokens that the engine generates
+CompleteFunction = Callable[[Sequence[int], int], Sequence[int]]  # prompt, count -> the tokens that the engine generates
 
 
 class PrecisionEstimate(NamedTuple):
     right: int
-    of: int
+    total: int
 
 
-def measured(canary: Canary, complete: Complete, prompts: int = 1, seed: int = 0) -> PrecisionEstimate:
+def measure_precision(canary: Canary, complete: CompleteFunction, prompts: int = 1, seed: int = 0) -> PrecisionEstimate:
     """Measure one period after each of `prompts` random prompts. The canary must be one without recall."""
     rng = np.random.default_rng(seed)
     right = 0

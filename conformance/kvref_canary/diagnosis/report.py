@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-BLOCKS = (256, 128, 64, 32, 16, 8)
-KINDS = {
+BLOCK_SIZES = (256, 128, 64, 32, 16, 8)
+SENTENCES = {
     "another": "{request} read {there} of {other} instead of its own {here}",
     "earlier occupant": "{request} read {there} of {other}, which had ended, instead of its own {here}",
     "own": "{request} read its own {there} instead of {here}: shifted by {shift}",
@@ -59,7 +59,7 @@ class Diagnosis:
     def block(self) -> int | None:
         """The largest block size for which the positions, or the block around them, are whole blocks."""
         start, stop = self.within or (self.start, self.stop)
-        whole = [size for size in BLOCKS if start % size == stop % size == 0]
+        whole = [size for size in BLOCK_SIZES if start % size == stop % size == 0]
         return whole[0] if whole and stop > start and not self.open else None
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Diagnosis:
         far = "one position" if abs(self.shift) == 1 else f"{abs(self.shift)} positions"
         facts = {"here": here, "there": there, "far": far, "sense": "far" if self.shift > 0 else "little"}
         facts["more"] = " or more" if self.shift > self.due else ""
-        return KINDS[self.kind].format(**vars(self) | facts) + self._where()
+        return SENTENCES[self.kind].format(**vars(self) | facts) + self._where()
 
     def _positions(self, shift: int) -> str:
         first, last = self.start + shift, self.stop + shift - 1

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from kvref.canary import Canary, Weights, weights
 from kvref.errors import ConfigError
-from kvref_canary.files.gemma import gemma
+from kvref_canary.files.gemma import gemma_weights
 
 
 class Architecture(NamedTuple):
@@ -56,5 +56,5 @@ def _gemma3(canary: Canary) -> dict[str, Any]:
 ARCHITECTURES = {
     "llama": Architecture(_llama, weights),
     "mistral": Architecture(_mistral, weights),
-    "gemma3": Architecture(_gemma3, gemma),
+    "gemma3": Architecture(_gemma3, gemma_weights),
 }

@@ -14,20 +14,20 @@ import numpy as np
 from kvref.canary import BOS, EOS, UNKNOWN, Canary, weights
 from kvref.canary.dimensions import EPSILON
 from kvref.errors import ConfigError
-from kvref_canary.files.huggingface import SIZES, numbers, sizes
-from kvref_canary.files.tokenizer import CHAT
-from kvref_canary.files.vocabulary import SPECIAL, vocabulary
+from kvref_canary.files.huggingface import SIZES_FILE, sizes_document, to_little_endian
+from kvref_canary.files.tokenizer import CHAT_TEMPLATE
+from kvref_canary.files.vocabulary import SPECIAL_WORDS, vocabulary
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import CannotRun
 
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5  # of a key's value
 TENSOR_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32}
 NORMAL, UNKNOWN_TOKEN, CONTROL = 1, 2, 3  # of a token
-HEAD = 1000  # bytes that contain the first keys
-OURS = f"kvref.{SIZES}"  # the key that marks the file of a canary
-NAMES = {
+HEADER_BYTES = 1000  # bytes that contain the first keys
+SIZES_KEY = f"kvref.{SIZES_FILE}"  # the key that marks the file of a canary
+TENSOR_NAMES = {
     "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm", "model.layers": "blk",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
@@ -35,47 +35,47 @@ NAMES = {
 }  # fmt: skip
 
 
-def gguf(canary: Canary, dtype: str = "bfloat16") -> bytes:
+def gguf_file(canary: Canary, dtype: str = "bfloat16") -> bytes:
     """Return the file: equal bytes for equal sizes. llama.cpp expects float32 norms. Raises ConfigError for windows."""
     if any(canary.windows):
         raise ConfigError(f"--gguf: expected no windows, because llama.cpp has none in a Llama, got {canary.windows}")
-    tensors = {_renamed(name): _reordered(canary, name, tensor) for name, tensor in weights(canary).items()}
-    keys = _keys(canary, dtype)
+    tensors = {_tensor_name(name): _reorder_rows(canary, name, tensor) for name, tensor in weights(canary).items()}
+    keys = _metadata(canary, dtype)
     head, data = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(keys))], list[bytes]()
-    head += [_string(name) + struct.pack("<I", kind) + _value(kind, value) for name, (kind, value) in keys.items()]
+    head += [_encode_string(name) + struct.pack("<I", kind) + _encode_value(kind, value) for name, (kind, value) in keys.items()]
     start = 0
     for name, tensor in tensors.items():
         kept = dtype if tensor.ndim > 1 else "float32"
-        raw = numbers(tensor, kept).tobytes()
+        raw = to_little_endian(tensor, kept).tobytes()
         axes = tensor.shape[::-1]  # the contiguous axis first
-        head.append(_string(name) + struct.pack(f"<I{len(axes)}QIQ", len(axes), *axes, TENSOR_TYPES[kept], start))
-        data.append(_padded(raw))
+        head.append(_encode_string(name) + struct.pack(f"<I{len(axes)}QIQ", len(axes), *axes, TENSOR_TYPES[kept], start))
+        data.append(_pad(raw))
         start += len(data[-1])
-    return _padded(b"".join(head)) + b"".join(data)
+    return _pad(b"".join(head)) + b"".join(data)
 
 
-def write(file: Path, data: bytes) -> None:
-    """Write the file; only a canary is overwritten (`expect_ours`). Raises CannotRun and OSError."""
-    expect_ours(file)
+def write_gguf(file: Path, data: bytes) -> None:
+    """Write the file; only a canary is overwritten (`require_canary_gguf`). Raises CannotRun and OSError."""
+    require_canary_gguf(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
 
 
-def expect_ours(file: Path) -> None:
+def require_canary_gguf(file: Path) -> None:
     """Raises CannotRun if the path exists and is not a canary's file: it must not be overwritten."""
     if file.is_dir():
         raise CannotRun(f"--gguf: {file} is a folder, expected a file")
     if file.exists():
         with file.open("rb") as there:
-            if OURS.encode() not in there.read(HEAD):
+            if SIZES_KEY.encode() not in there.read(HEADER_BYTES):
                 raise CannotRun(f"--gguf: {file} exists and is not a kvref canary: expected another name")
 
 
-def _keys(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:
+def _metadata(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:
     """Return (type, value) by name. The value of an array is (type of its elements, elements)."""
     return {
         "general.architecture": (STRING, "llama"),
-        OURS: (STRING, json.dumps(sizes(canary, "llama", dtype))),
+        SIZES_KEY: (STRING, json.dumps(sizes_document(canary, "llama", dtype))),
         "general.name": (STRING, "kvref canary"),
         "general.file_type": (UINT32, FILE_TYPES[dtype]),
         "llama.vocab_size": (UINT32, canary.vocabulary),
@@ -92,9 +92,9 @@ def _keys(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:
         "llama.rope.freq_base": (FLOAT32, canary.theta),
         "tokenizer.ggml.model": (STRING, "t5"),
         "tokenizer.ggml.pre": (STRING, "default"),
-        "tokenizer.ggml.tokens": (ARRAY, (STRING, _pieces(canary))),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, _token_pieces(canary))),
         "tokenizer.ggml.scores": (ARRAY, (FLOAT32, [0.0] * canary.vocabulary)),
-        "tokenizer.ggml.token_type": (ARRAY, (INT32, [_kind(token) for token in range(canary.vocabulary)])),
+        "tokenizer.ggml.token_type": (ARRAY, (INT32, [_token_kind(token) for token in range(canary.vocabulary)])),
         "tokenizer.ggml.bos_token_id": (UINT32, BOS),
         "tokenizer.ggml.eos_token_id": (UINT32, EOS),
         "tokenizer.ggml.unknown_token_id": (UINT32, UNKNOWN),
@@ -103,26 +103,28 @@ def _keys(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:
         "tokenizer.ggml.add_eos_token": (BOOL, False),
         "tokenizer.ggml.add_space_prefix": (BOOL, True),
         "tokenizer.ggml.remove_extra_whitespaces": (BOOL, True),
-        "tokenizer.chat_template": (STRING, CHAT),
+        "tokenizer.chat_template": (STRING, CHAT_TEMPLATE),
     }
 
 
-def _pieces(canary: Canary) -> list[str]:
+def _token_pieces(canary: Canary) -> list[str]:
     """Return the words as pieces: each word except the special ones starts with a space."""
-    return [word if token in SPECIAL else f"\N{LOWER ONE EIGHTH BLOCK}{word}" for token, word in enumerate(vocabulary(canary))]
+    return [
+        word if token in SPECIAL_WORDS else f"\N{LOWER ONE EIGHTH BLOCK}{word}" for token, word in enumerate(vocabulary(canary))
+    ]
 
 
-def _kind(token: int) -> int:
+def _token_kind(token: int) -> int:
     return {UNKNOWN: UNKNOWN_TOKEN, BOS: CONTROL, EOS: CONTROL}.get(token, NORMAL)
 
 
-def _renamed(name: str) -> str:
-    for theirs, llama in NAMES.items():
+def _tensor_name(name: str) -> str:
+    for theirs, llama in TENSOR_NAMES.items():
         name = name.replace(theirs, llama)
     return name
 
 
-def _reordered(canary: Canary, name: str, tensor: NDArray) -> NDArray:
+def _reorder_rows(canary: Canary, name: str, tensor: NDArray) -> NDArray:
     """Return the rows of q and k in the rotation order of llama.cpp: `i` and `i + head_dim / 2` are adjacent."""
     if not name.endswith(("q_proj.weight", "k_proj.weight")):
         return tensor
@@ -130,17 +132,21 @@ def _reordered(canary: Canary, name: str, tensor: NDArray) -> NDArray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
 
 
-def _value(kind: int, value: Any) -> bytes:
+def _encode_value(kind: int, value: Any) -> bytes:
     if kind == ARRAY:
         each, values = value
-        return struct.pack("<IQ", each, len(values)) + b"".join(_value(each, one) for one in values)
-    return _string(value) if kind == STRING else struct.pack({UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}[kind], value)
+        return struct.pack("<IQ", each, len(values)) + b"".join(_encode_value(each, one) for one in values)
+    return (
+        _encode_string(value)
+        if kind == STRING
+        else struct.pack({UINT32: "<I", INT32: "<i", FLOAT32: "<f", BOOL: "<?"}[kind], value)
+    )
 
 
-def _string(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
     raw = text.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _padded(raw: bytes) -> bytes:
+def _pad(raw: bytes) -> bytes:
     return raw + b"\0" * (-len(raw) % ALIGNMENT)

@@ -13,26 +13,26 @@ from kvref.canary.dimensions import EPSILON
 from kvref.errors import ConfigError
 from kvref_canary.files.architectures import ARCHITECTURES
 from kvref_canary.files.tokenizer import tokenizer_files
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import CannotRun
 
-SIZES = "canary.json"  # the file that marks the folder of a canary
+SIZES_FILE = "canary.json"  # the file that marks the folder of a canary
 FORMAT = 1
-FIELDS = tuple(field.name for field in dataclasses.fields(Canary) if field.init)
-LARGEST = 10_000  # maximum bytes of a SIZES file
+CANARY_FIELDS = tuple(field.name for field in dataclasses.fields(Canary) if field.init)
+MAX_SIZE = 10_000  # maximum bytes of a SIZES file
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # safetensors' names
 
 Files = dict[str, bytes]
 
 
-def made(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -> Files:
+def make_files(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -> Files:
     """Return the files of a canary by name: equal bytes for equal sizes. architecture: one of ARCHITECTURES; dtype: of DTYPES.
 
     Raises ConfigError if the architecture does not support the windows or sizes.
     """
     special = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": UNKNOWN}
     documents = {
-        SIZES: sizes(canary, architecture, dtype),
+        SIZES_FILE: sizes_document(canary, architecture, dtype),
         "config.json": {
             **ARCHITECTURES[architecture].config(canary),
             **special,
@@ -56,21 +56,21 @@ def made(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -
         **tokenizer_files(canary),
     }
     files = {name: (json.dumps(document, indent=1) + "\n").encode() for name, document in documents.items()}
-    return files | {"model.safetensors": safetensors(ARCHITECTURES[architecture].weights(canary), dtype)}
+    return files | {"model.safetensors": safetensors_file(ARCHITECTURES[architecture].weights(canary), dtype)}
 
 
-def sizes(canary: Canary, architecture: str, dtype: str) -> dict[str, Any]:
+def sizes_document(canary: Canary, architecture: str, dtype: str) -> dict[str, Any]:
     """Return the document that identifies the canary."""
     own = {"kvref_canary": FORMAT, "kvref": kvref.__version__, "architecture": architecture, "dtype": dtype}
-    return own | {name: getattr(canary, name) for name in FIELDS}
+    return own | {name: getattr(canary, name) for name in CANARY_FIELDS}
 
 
-def safetensors(tensors: Weights, dtype: str) -> bytes:
+def safetensors_file(tensors: Weights, dtype: str) -> bytes:
     """A safetensors file: the length of a header, the header, and the numbers, rounded to the nearest of the dtype.
 
     No library is used: NumPy has no bfloat16, and the bytes must not depend on installed versions.
     """
-    raw = {name: numbers(tensor, dtype).tobytes() for name, tensor in tensors.items()}
+    raw = {name: to_little_endian(tensor, dtype).tobytes() for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, data in raw.items():
@@ -81,7 +81,7 @@ def safetensors(tensors: Weights, dtype: str) -> bytes:
     return len(head).to_bytes(8, "little") + head + b"".join(raw.values())
 
 
-def numbers(tensor: NDArray, dtype: str) -> NDArray:
+def to_little_endian(tensor: NDArray, dtype: str) -> NDArray:
     """Return little-endian numbers; for bfloat16 their uint16 codes."""
     if dtype == "bfloat16":
         codes = kvref.reference.quantize(tensor, kvref.get_format("bfloat16")).codes
@@ -89,15 +89,15 @@ def numbers(tensor: NDArray, dtype: str) -> NDArray:
     return tensor.astype(f"<{np.dtype(dtype).str[1:]}")
 
 
-def write(folder: Path, files: Files) -> None:
-    """Write the files of a canary; only another canary is overwritten (`expect_ours`). Raises CannotRun and OSError."""
-    expect_ours(folder)
+def write_folder(folder: Path, files: Files) -> None:
+    """Write the files of a canary; only another canary is overwritten (`require_canary_folder`). Raises CannotRun and OSError."""
+    require_canary_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
 
 
-def expect_ours(folder: Path) -> None:
+def require_canary_folder(folder: Path) -> None:
     """Raises CannotRun if the path is neither a canary's folder nor empty: it must not be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise CannotRun(f"{folder} is a file, expected a folder")
@@ -107,17 +107,17 @@ def expect_ours(folder: Path) -> None:
 
 def load(folder: Path) -> Canary:
     """Return the canary of a folder. Raises CannotRun if the folder is not a canary's."""
-    said = _read(folder, f"{folder} is not a canary: expected a folder with a {SIZES} (kvref canary make {folder})")
+    said = _read(folder, f"{folder} is not a canary: expected a folder with a {SIZES_FILE} (kvref canary make {folder})")
     try:
-        fields = {name: said[name] for name in FIELDS}
+        fields = {name: said[name] for name in CANARY_FIELDS}
         offsets, windows = (_whole(fields[name]) for name in ("offsets", "windows"))
         if None in offsets or type(fields["recalls"]) is not bool or type(fields["theta"]) not in (int, float):
             raise TypeError
         return Canary(**fields | {"offsets": offsets, "windows": windows})
     except (KeyError, TypeError):
-        raise CannotRun(f"{folder / SIZES}: expected the sizes of a canary: {', '.join(FIELDS)}") from None
+        raise CannotRun(f"{folder / SIZES_FILE}: expected the sizes of a canary: {', '.join(CANARY_FIELDS)}") from None
     except ConfigError as error:
-        raise CannotRun(f"{folder / SIZES}: {error}") from None
+        raise CannotRun(f"{folder / SIZES_FILE}: {error}") from None
 
 
 def _whole(values: Any) -> tuple[Any, ...]:
@@ -130,8 +130,8 @@ def _whole(values: Any) -> tuple[Any, ...]:
 def _read(folder: Path, otherwise: str) -> dict[str, Any]:
     """Return the document of SIZES. Raises CannotRun with the message `otherwise` if there is none."""
     try:
-        with (folder / SIZES).open("rb") as file:
-            said = json.loads(file.read(LARGEST))
+        with (folder / SIZES_FILE).open("rb") as file:
+            said = json.loads(file.read(MAX_SIZE))
     except (OSError, ValueError, RecursionError):
         raise CannotRun(otherwise) from None
     if not isinstance(said, dict) or said.get("kvref_canary") != FORMAT:

@@ -3,18 +3,23 @@
 from typing import Any
 
 from kvref.canary import BOS, EOS, UNKNOWN, Canary
-from kvref_canary.files.vocabulary import SPECIAL, vocabulary
+from kvref_canary.files.vocabulary import SPECIAL_WORDS, vocabulary
 
 # The template passes each message unchanged, after a space; `bos_token` first, as the tokenizer adds it to a text.
-CHAT = "{{ bos_token }}{% for message in messages %} {{ message['content'] }}{% endfor %}"
+CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %} {{ message['content'] }}{% endfor %}"
 
 
 def tokenizer_files(canary: Canary) -> dict[str, Any]:
     """Return JSON documents by file name. Each word between spaces is a token; decoding joins tokens with one space."""
-    special = {"bos_token": SPECIAL[BOS], "eos_token": SPECIAL[EOS], "unk_token": SPECIAL[UNKNOWN], "pad_token": SPECIAL[UNKNOWN]}
-    begin, end = {"SpecialToken": {"id": SPECIAL[BOS], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    special = {
+        "bos_token": SPECIAL_WORDS[BOS],
+        "eos_token": SPECIAL_WORDS[EOS],
+        "unk_token": SPECIAL_WORDS[UNKNOWN],
+        "pad_token": SPECIAL_WORDS[UNKNOWN],
+    }
+    begin, end = {"SpecialToken": {"id": SPECIAL_WORDS[BOS], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": token, "content": content, **flags} for token, content in SPECIAL.items()]
+    added = [{"id": token, "content": content, **flags} for token, content in SPECIAL_WORDS.items()]
     return {
         "tokenizer.json": {
             "version": "1.0",
@@ -27,13 +32,13 @@ def tokenizer_files(canary: Canary) -> dict[str, Any]:
                 "type": "TemplateProcessing",
                 "single": [begin, end],
                 "pair": [begin, end, {"Sequence": {"id": "B", "type_id": 0}}],
-                "special_tokens": {SPECIAL[BOS]: {"id": SPECIAL[BOS], "ids": [BOS], "tokens": [SPECIAL[BOS]]}},
+                "special_tokens": {SPECIAL_WORDS[BOS]: {"id": SPECIAL_WORDS[BOS], "ids": [BOS], "tokens": [SPECIAL_WORDS[BOS]]}},
             },
             "decoder": None,
             "model": {
                 "type": "WordLevel",
                 "vocab": {word: token for token, word in enumerate(vocabulary(canary))},
-                "unk_token": SPECIAL[UNKNOWN],
+                "unk_token": SPECIAL_WORDS[UNKNOWN],
             },
         },
         "tokenizer_config.json": {
@@ -42,8 +47,8 @@ def tokenizer_files(canary: Canary) -> dict[str, Any]:
             "model_max_length": canary.context,
             "padding_side": "left",
             "clean_up_tokenization_spaces": False,
-            "added_tokens_decoder": {str(token): {"content": content, **flags} for token, content in SPECIAL.items()},
-            "chat_template": CHAT,
+            "added_tokens_decoder": {str(token): {"content": content, **flags} for token, content in SPECIAL_WORDS.items()},
+            "chat_template": CHAT_TEMPLATE,
         },
         "special_tokens_map.json": special,
     }

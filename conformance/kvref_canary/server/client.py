@@ -14,14 +14,14 @@ import httpx
 from kvref_canary.server.errors import ServerError
 from kvref_canary.server.sse import data_lines
 
-CONNECTING = 5.0  # seconds
-IDLE = 1.0  # seconds an idle connection is kept: shorter than servers do, which would otherwise close it under a request
-TRIES = 4  # of a request that the server rejects for lack of room
-PAUSE = 0.5  # seconds before the next try, unless the server sends Retry-After
-LONGEST_PAUSE = 5.0
-DONE = object()  # the end of a stream, if the server marks it
-SMALL = 2**20  # maximum bytes of a reply that is no completion
-SHOWN = 160  # characters of a server's message
+CONNECT_TIMEOUT = 5.0  # seconds
+IDLE_TIMEOUT = 1.0  # seconds an idle connection is kept: shorter than servers do, which would otherwise close it under a request
+MAX_TRIES = 4  # of a request that the server rejects for lack of room
+FIRST_PAUSE = 0.5  # seconds before the next try, unless the server sends Retry-After
+MAX_PAUSE = 5.0
+END_OF_STREAM = object()  # the end of a stream, if the server marks it
+MAX_DOCUMENT_BYTES = 2**20  # maximum bytes of a reply that is no completion
+MAX_QUOTED = 160  # characters of a server's message
 
 
 class HttpClient:
@@ -31,8 +31,8 @@ class HttpClient:
         self.url, self.silence = url, silence
         self._http = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity"},  # a small compressed reply may expand to a large one
-            timeout=httpx.Timeout(silence, connect=CONNECTING, pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE),
+            timeout=httpx.Timeout(silence, connect=CONNECT_TIMEOUT, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_TIMEOUT),
             verify=url.startswith("https:"),  # do not read certificates for plain HTTP
             follow_redirects=False,
             trust_env=False,
@@ -45,28 +45,28 @@ class HttpClient:
     async def get(self, path: str) -> Any:
         """Return the JSON document at a path. Raises ServerError."""
         async with self._answered("GET", path, None) as response:
-            return _document(b"".join([part async for part in _bounded(response, SMALL)]))
+            return _parse_document(b"".join([part async for part in _bounded_bytes(response, MAX_DOCUMENT_BYTES)]))
 
     async def post(self, path: str, body: dict[str, Any], most: int) -> Any:
         """Return the JSON document of the reply, at most `most` bytes. Raises ServerError."""
         async with self._answered("POST", path, body) as response:
-            return _document(b"".join([part async for part in _bounded(response, most)]))
+            return _parse_document(b"".join([part async for part in _bounded_bytes(response, most)]))
 
     async def stream(self, path: str, body: dict[str, Any], most: int) -> AsyncGenerator[Any]:
         """Yield the JSON documents of a stream of events, and DONE at its end if it is marked. Raises ServerError."""
         async with (
             self._answered("POST", path, body) as response,
-            aclosing(_bounded(response, most)) as parts,
+            aclosing(_bounded_bytes(response, most)) as parts,
             aclosing(data_lines(parts)) as lines,
         ):
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                start = b"".join([part async for part in parts])[:SHOWN].decode(errors="replace")
+                start = b"".join([part async for part in parts])[:MAX_QUOTED].decode(errors="replace")
                 raise ServerError(f"expected a stream of events, got {one_line(start)}", "no stream")
             async for line in lines:
                 if line == b"[DONE]":
-                    yield DONE
+                    yield END_OF_STREAM
                     return
-                yield _document(line)
+                yield _parse_document(line)
 
     @asynccontextmanager
     async def _answered(self, method: str, path: str, body: Any) -> AsyncIterator[httpx.Response]:
@@ -76,7 +76,7 @@ class HttpClient:
         """
         begun = False
         try:
-            for tried in range(TRIES):
+            for tried in range(MAX_TRIES):
                 try:
                     async with self._http.stream(method, self.url + path, json=body) as response:
                         begun = True
@@ -84,16 +84,16 @@ class HttpClient:
                         if response.status_code == 200:
                             yield response
                             return
-                        error = await _error(response)
+                        error = await _error_of_response(response)
                 except (httpx.ReadError, httpx.RemoteProtocolError):
-                    if begun or tried == TRIES - 1:
+                    if begun or tried == MAX_TRIES - 1:
                         raise
-                    await asyncio.sleep(PAUSE)
+                    await asyncio.sleep(FIRST_PAUSE)
                     continue
-                if response.status_code != 429 or tried == TRIES - 1:
+                if response.status_code != 429 or tried == MAX_TRIES - 1:
                     raise error
                 begun = False
-                await asyncio.sleep(_pause(response.headers.get("retry-after", "")))
+                await asyncio.sleep(_retry_after(response.headers.get("retry-after", "")))
         except httpx.TimeoutException as error:
             where = "to the connection attempt" if isinstance(error, httpx.ConnectTimeout) else f"for {self.silence:g} s"
             raise ServerError(f"no answer {where}: {type(error).__name__}", "no answer") from None
@@ -105,11 +105,11 @@ class HttpClient:
 
 def one_line(text: str) -> str:
     """Return the beginning of a server's message as one printable line."""
-    line = " ".join("".join(each if each.isprintable() else " " for each in text[: 4 * SHOWN]).split())
-    return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
+    line = " ".join("".join(each if each.isprintable() else " " for each in text[: 4 * MAX_QUOTED]).split())
+    return line if len(line) <= MAX_QUOTED else f"{line[:MAX_QUOTED]}..."
 
 
-async def _bounded(response: httpx.Response, most: int) -> AsyncGenerator[bytes]:
+async def _bounded_bytes(response: httpx.Response, most: int) -> AsyncGenerator[bytes]:
     size = 0
     async for part in response.aiter_raw():
         size += len(part)
@@ -118,7 +118,7 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncGenerator[bytes]
         yield part
 
 
-async def _error(response: httpx.Response) -> ServerError:
+async def _error_of_response(response: httpx.Response) -> ServerError:
     """Return the error for a response that is not 200, with the server's message."""
     status = response.status_code
     if 300 <= status < 400:
@@ -127,15 +127,15 @@ async def _error(response: httpx.Response) -> ServerError:
     said = b""
     async for part in response.aiter_raw():
         said += part
-        if len(said) > 4 * SHOWN:
+        if len(said) > 4 * MAX_QUOTED:
             break
-    text = said[: 16 * SHOWN].decode(errors="replace")
+    text = said[: 16 * MAX_QUOTED].decode(errors="replace")
     with suppress(ValueError, RecursionError):
-        text = _message(json.loads(text)) or text
+        text = _error_message(json.loads(text)) or text
     return ServerError(f"HTTP {status}: {one_line(text) or one_line(response.reason_phrase)}", f"HTTP {status}", status)
 
 
-def _message(document: Any) -> str:
+def _error_message(document: Any) -> str:
     """Return the message of an error in OpenAI's format."""
     error = document.get("error", document) if isinstance(document, dict) else None
     said = error.get("message", error.get("detail")) if isinstance(error, dict) else error
@@ -144,21 +144,21 @@ def _message(document: Any) -> str:
 
 def error_in(document: Any) -> str:
     """Return the message if the document is an error instead of a completion, else an empty string."""
-    return one_line(_message(document) or "error") if isinstance(document, dict) and document.get("error") else ""
+    return one_line(_error_message(document) or "error") if isinstance(document, dict) and document.get("error") else ""
 
 
-def _document(data: bytes) -> Any:
+def _parse_document(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise ServerError(
-            f"expected JSON, got {one_line(data[: 4 * SHOWN].decode(errors='replace')) or 'nothing'}", "no JSON"
+            f"expected JSON, got {one_line(data[: 4 * MAX_QUOTED].decode(errors='replace')) or 'nothing'}", "no JSON"
         ) from None
 
 
-def _pause(said: str) -> float:
+def _retry_after(said: str) -> float:
     try:
         seconds = float(said)
     except ValueError:
-        return PAUSE
-    return min(max(seconds, 0.0), LONGEST_PAUSE) if math.isfinite(seconds) else PAUSE
+        return FIRST_PAUSE
+    return min(max(seconds, 0.0), MAX_PAUSE) if math.isfinite(seconds) else FIRST_PAUSE

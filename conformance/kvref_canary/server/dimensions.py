@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from kvref.canary import Canary, sized
 from kvref.errors import ConfigError
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.exceptions import CannotRun
 
 # The options of `kvref canary make` that the integer sizes do not determine.
 OPTIONS = {"offsets": "--offsets", "windows": "--windows", "theta": "--theta", "num_pairs": "--pairs"}
 
 
-def sizes(canary: Canary) -> dict[str, int]:
+def sizes_of(canary: Canary) -> dict[str, int]:
     """Return the arguments with which kvref.canary.sized makes this canary. The MLP size is ignored, for its weights are zeros.
 
     If no arguments do, raises CannotRun with the options that would make such a canary.
@@ -30,12 +30,13 @@ def sizes(canary: Canary) -> dict[str, int]:
         ) from None
     if made != plain:
         raise CannotRun(
-            f"--canary: expected one made with {_options(made, plain)}, as the judge requests it, got {_options(plain, made)}"
+            f"--canary: expected one made with {_difference(made, plain)}, as the judge requests it, "
+            f"got {_difference(plain, made)}"
         )
     return numbers
 
 
-def shortened(canary: Canary, context: int) -> Canary | None:
+def with_shorter_context(canary: Canary, context: int) -> Canary | None:
     """Return the same model with a shorter context, or None if a canary of that context has other weights."""
     try:
         shorter = replace(canary, context=context)
@@ -45,13 +46,13 @@ def shortened(canary: Canary, context: int) -> Canary | None:
     return shorter if same else None
 
 
-def _options(canary: Canary, other: Canary) -> str:
+def _difference(canary: Canary, other: Canary) -> str:
     """Return the options in which two canaries differ, with the values of the first."""
     differ = [name for name in OPTIONS if getattr(canary, name) != getattr(other, name)]
-    return " ".join(f"{OPTIONS[name]} {_said(getattr(canary, name))}" for name in differ)
+    return " ".join(f"{OPTIONS[name]} {_format_value(getattr(canary, name))}" for name in differ)
 
 
-def _said(value: float | tuple[int | None, ...] | None) -> str:
+def _format_value(value: float | tuple[int | None, ...] | None) -> str:
     if value is None:
         return "(default)"
     return ",".join(str(each or "none") for each in value) if isinstance(value, tuple) else f"{value:g}"

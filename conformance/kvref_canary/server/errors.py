@@ -1,6 +1,6 @@
 """The error for a server's reply that is no completion."""
 
-NO_ROOM = (429, 503)  # statuses of a server that has no room at the moment
+NO_ROOM_STATUSES = (429, 503)  # statuses of a server that has no room at the moment
 
 
 class ServerError(Exception):
@@ -13,4 +13,4 @@ class ServerError(Exception):
 
     @property
     def no_room(self) -> bool:
-        return self.status in NO_ROOM
+        return self.status in NO_ROOM_STATUSES

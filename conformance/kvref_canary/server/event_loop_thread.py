@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from kvref_canary.server.errors import ServerError
 
 T = TypeVar("T")
-TELL = 0.25  # seconds between two reports of progress
-STOPPING = 1.0  # seconds for cancelled work to clean up
+REPORT_INTERVAL = 0.25  # seconds between two reports of progress
+STOP_TIMEOUT = 1.0  # seconds for cancelled work to clean up
 
 
 class EventLoopThread:
@@ -23,14 +23,14 @@ class EventLoopThread:
         """Run `work` to its end, with its result or error. An interrupt cancels it. tell: called every TELL seconds."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            while not wait([future], TELL).done:
+            while not wait([future], REPORT_INTERVAL).done:
                 tell()
             return future.result()
         except ServerError as error:
             raise error.with_traceback(None) from None  # our own code line is no information about the server
         except BaseException:
             future.cancel()
-            wait([future], STOPPING)
+            wait([future], STOP_TIMEOUT)
             raise
 
     @property

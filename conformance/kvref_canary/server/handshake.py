@@ -10,29 +10,29 @@ from kvref_canary.files import vocabulary
 from kvref_canary.server.client import HttpClient, one_line
 from kvref_canary.server.completions import CompletionClient, PromptEncoding
 from kvref_canary.server.errors import ServerError
-from kvref_conformance.outcome import CannotRun, NotOffered
+from kvref_conformance.exceptions import CannotRun, NotOffered
 
 # Every request format that can deliver the tokens of a prompt unchanged, the simplest first.
-WAYS = (
+ENCODINGS = (
     PromptEncoding(ids=True), PromptEncoding(ids=True, adds_bos=True), PromptEncoding(adds_bos=True), PromptEncoding(),
     PromptEncoding(chat=True, adds_bos=True), PromptEncoding(chat=True)
 )  # fmt: skip
-SAYS = 12  # tokens to generate after a plain prompt
-END = 8  # tokens generated at the end of the context, to find the length that a server serves
-LISTED = 8  # models in a message
-NO_ANSWER, REFUSED, TOKENS, SAID = range(4)  # the stage at which a request format failed
+ANSWER_TOKENS = 12  # tokens to generate after a plain prompt
+LAST_TOKENS = 8  # tokens generated at the end of the context, to find the length that a server serves
+MAX_LISTED = 8  # models in a message
+NO_ANSWER, REFUSED_REQUEST, WRONG_COUNT, WRONG_WORDS = range(4)  # the stage at which a request format failed
 
 
-async def contact(client: HttpClient, canary: Canary, model: str | None) -> CompletionClient:
+async def connect(client: HttpClient, canary: Canary, model: str | None) -> CompletionClient:
     """Return a CompletionClient with the request format that works. If none does, raises CannotRun with the best one's error.
 
     If no format got an answer, the message contains the error of each.
     """
-    model, listed = await _model(client, model)
+    model, listed = await _select_model(client, model)
     tried = list[tuple[int, str]]()
-    for way in WAYS:
-        asker = CompletionClient(client, canary, model, way)
-        reason = await _wrong(asker)
+    for encoding in ENCODINGS:
+        asker = CompletionClient(client, canary, model, encoding)
+        reason = await _failed_stage(asker)
         if reason is None:
             return asker
         tried.append(reason)
@@ -40,28 +40,28 @@ async def contact(client: HttpClient, canary: Canary, model: str | None) -> Comp
             break
     furthest = max(far for far, _ in tried)
     why = next(why for far, why in tried if far == furthest)
-    if furthest <= REFUSED:
+    if furthest <= REFUSED_REQUEST:
         ways: dict[str, PromptEncoding] = {}
-        for way, (_, each) in zip(WAYS, tried, strict=False):
-            ways.setdefault(each, way)
-        why = "; ".join(f"prompt as {way}: {each}" for each, way in ways.items()) if len(ways) > 1 else why
-    if furthest == REFUSED:
+        for encoding, (_, each) in zip(ENCODINGS, tried, strict=False):
+            ways.setdefault(each, encoding)
+        why = "; ".join(f"prompt as {encoding}: {each}" for each, encoding in ways.items()) if len(ways) > 1 else why
+    if furthest == REFUSED_REQUEST:
         why += f"; expected an OpenAI-compatible API at {client.url} (the URL usually ends in /v1)"
-    others = f"; the server lists the models {_shown(listed)}" if len(listed) > 1 else ""
+    others = f"; the server lists the models {_format_names(listed)}" if len(listed) > 1 else ""
     raise CannotRun(f"{client.url}: {why}{others}")
 
 
-async def room(asker: CompletionClient) -> int:
+async def find_context_length(asker: CompletionClient) -> int:
     """Return how many tokens the server accepts, prompt and answer together: at most the context of the canary.
 
     Raises CannotRun if the server rejects a prompt of that length.
     """
     canary = asker.canary
-    length = canary.context - END
+    length = canary.context - LAST_TOKENS
     prompt = [BOS, *(FIRST_WORD + np.arange(length - 1) % canary.words).tolist()]
     try:
-        answer = await asker.ask(prompt, END)
-        said = len(vocabulary.tokens(canary, "".join(answer.texts[:1])))
+        answer = await asker.complete(prompt, LAST_TOKENS)
+        said = len(vocabulary.to_tokens(canary, "".join(answer.texts[:1])))
     except ServerError as error:
         if not 400 <= error.status < 500:
             return canary.context  # the checks will show it
@@ -69,10 +69,10 @@ async def room(asker: CompletionClient) -> int:
         raise CannotRun(f"{asker.client.url}: the server rejects a prompt of {length} tokens: {error}; {hint}") from None
     except vocabulary.NotCanaryWords:
         return canary.context
-    return length + said if said < END and answer.ends[0] == "length" else canary.context
+    return length + said if said < LAST_TOKENS and answer.ends[0] == "length" else canary.context
 
 
-async def _model(client: HttpClient, model: str | None) -> tuple[str | None, list[str]]:
+async def _select_model(client: HttpClient, model: str | None) -> tuple[str | None, list[str]]:
     """Return the model to request, None if the server lists none, and all listed models. Raises CannotRun."""
     try:
         said = await client.get("/models")
@@ -80,50 +80,53 @@ async def _model(client: HttpClient, model: str | None) -> tuple[str | None, lis
         if error.kind in ("no connection", "no answer"):
             raise CannotRun(f"{client.url}: {error}") from None
         return model, []
-    listed = _ids(said)
+    listed = _model_ids(said)
     if model is None and len(listed) > 1:
-        raise CannotRun(f"--model: expected one of {_shown(listed)}, which the server lists")
+        raise CannotRun(f"--model: expected one of {_format_names(listed)}, which the server lists")
     return (listed[0] if model is None and listed else model), listed
 
 
-def _ids(document: Any) -> list[str]:
+def _model_ids(document: Any) -> list[str]:
     models = document.get("data") if isinstance(document, dict) else None
     ids = [each.get("id") for each in models if isinstance(each, dict)] if isinstance(models, list) else []
     return [each for each in ids if isinstance(each, str) and each.isprintable()]
 
 
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join([*map(one_line, names[:LISTED]), *(["..."] if names[LISTED:] else [])])
+def _format_names(names: Sequence[str]) -> str:
+    return ", ".join([*map(one_line, names[:MAX_LISTED]), *(["..."] if names[MAX_LISTED:] else [])])
 
 
-async def _wrong(asker: CompletionClient) -> tuple[int, str] | None:
+async def _failed_stage(asker: CompletionClient) -> tuple[int, str] | None:
     """Return the stage at which a request format failed and why, or None if all prompts get the expected answers."""
-    for prompt, count in _prompts(asker.canary):
-        must = _continued(asker.canary, prompt, count)
+    for prompt, count in _test_prompts(asker.canary):
+        must = _expected_continuation(asker.canary, prompt, count)
         try:
-            answer = await asker.ask(prompt, len(must))
+            answer = await asker.complete(prompt, len(must))
         except NotOffered as missing:
-            return REFUSED, str(missing)
+            return REFUSED_REQUEST, str(missing)
         except ServerError as error:
-            return (NO_ANSWER if error.kind in ("no connection", "no answer") else REFUSED), str(error)
+            return (NO_ANSWER if error.kind in ("no connection", "no answer") else REFUSED_REQUEST), str(error)
         told = answer.prompt_tokens
         if told is not None and told != len(prompt):
             why = "its tokenizer is not this canary's, or it adds tokens"
-            return TOKENS, f"the server counts {told} tokens in a prompt of {len(prompt)}, sent as {asker.way}: {why}"
+            return WRONG_COUNT, f"the server counts {told} tokens in a prompt of {len(prompt)}, sent as {asker.encoding}: {why}"
         try:
             said = asker.tokens(answer, 0, len(must))
         except ServerError as error:
-            return SAID, f"the model is not this canary, or its tokenizer merges words: prompt as {asker.way}: {error}"
+            return (
+                WRONG_WORDS,
+                f"the model is not this canary, or its tokenizer merges words: prompt as {asker.encoding}: {error}",
+            )
         if said != must:
-            right, wrong = (vocabulary.text(asker.canary, each[:3]) for each in (must, said))
-            return SAID, (
-                f"the model is not this canary, or it reads wrong entries even for one short prompt: prompt as {asker.way}: "
+            right, wrong = (vocabulary.to_text(asker.canary, each[:3]) for each in (must, said))
+            return WRONG_WORDS, (
+                f"the model is not this canary, or it reads wrong entries even for one short prompt: prompt as {asker.encoding}: "
                 f"expected '{right} ...', got '{wrong} ...'"
             )
     return None
 
 
-def _prompts(canary: Canary) -> list[tuple[list[int], int]]:
+def _test_prompts(canary: Canary) -> list[tuple[list[int], int]]:
     """Return prompts with answer lengths: a plain one, and short ones that show whether the first token arrives exactly once."""
     length = min(40 if canary.recalls else canary.period + 5, canary.context - 2, canary.words)
     rng = np.random.default_rng()  # unseeded: stale cache contents are for the checks to find
@@ -134,10 +137,10 @@ def _prompts(canary: Canary) -> list[tuple[list[int], int]]:
     plain = prompt(length + 1)
     plain += plain[2:3] if canary.recalls else []
     shorter = [prompt(count) for count in (2, canary.period - 1, canary.period) if 1 < count < length]
-    return [(plain, SAYS), *((each, 1) for each in shorter if _continued(canary, each, 1))]
+    return [(plain, ANSWER_TOKENS), *((each, 1) for each in shorter if _expected_continuation(canary, each, 1))]
 
 
-def _continued(canary: Canary, prompt: Sequence[int], count: int) -> list[int]:
+def _expected_continuation(canary: Canary, prompt: Sequence[int], count: int) -> list[int]:
     """Return the certain part of the expected continuation, at most `count` tokens."""
     oracle = Oracle(canary)
     says, said = oracle.extend(prompt)[-1], list[int]()

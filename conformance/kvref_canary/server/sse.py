@@ -10,12 +10,12 @@ async def data_lines(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
         first, *others = part.split(b"\n")
         begun += first
         for line in others:
-            if data := _data(bytes(begun)):
+            if data := _data_of_line(bytes(begun)):
                 yield data
             begun = bytearray(line)
-    if data := _data(bytes(begun)):
+    if data := _data_of_line(bytes(begun)):
         yield data
 
 
-def _data(line: bytes) -> bytes:
+def _data_of_line(line: bytes) -> bytes:
     return line[5:].strip() if line.startswith(b"data:") else b""

@@ -12,31 +12,32 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.limits import Limit
-from kvref_conformance.outcome import Broken, NotOffered
 
-IN_PARTS = "in_parts"  # an attribute of exceptions that `in_turn` sets
+SPLIT_MARK = "in_parts"  # an attribute of exceptions that `call_in_order` sets
 
 
 @dataclass(frozen=True)
 class DerivedOperation:
     """One way to derive one operation.
 
-    name: the operation. clause: the clause that states the equality; checks of this clause do not use the derivation, because
-    it would make them circular. of: the operations that it calls. made: a function of the object and the operation's arguments
+    name: the operation. clause: the clause that states the equality; checks of this clause do not use the derivation, because it
+    would make them circular. uses: the operations that it calls. derive: a function of the object and the operation's arguments
     (by name). It returns the result, raises the operation's error, or raises NotOffered for arguments that the equality does not
-    cover. cuts: whether it appends the tokens of one call in several calls; checks of LAW-06 do not use such a derivation.
+    cover. splits_appends: whether it appends the tokens of one call in several calls; checks of LAW-06 do not use such a
+    derivation.
     """
 
     name: str
     clause: str
-    of: tuple[str, ...]
-    made: Callable[..., Any]
-    cuts: bool = False
+    uses: tuple[str, ...]
+    derive: Callable[..., Any]
+    splits_appends: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name} through {' and '.join(self.of)}"
+        return f"{self.name} through {' and '.join(self.uses)}"
 
 
 @cache
@@ -49,33 +50,33 @@ def derivations(op: str) -> tuple[DerivedOperation, ...]:
     return tuple(each for each in table if each.name == name)
 
 
-def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+def call_in_order(calls: Iterable[Callable[[], Any]]) -> list[Any]:
     """Make the calls in order, and return their results. If a call raises, the error is raised and the rest are not made.
 
     Earlier calls cannot be undone. Unless the first call raised, the error is therefore marked with IN_PARTS.
     """
-    given = list[Any]()
+    results = list[Any]()
     for number, call in enumerate(calls):
         try:
-            given.append(call())
-        except (Broken, NotOffered):
+            results.append(call())
+        except (ClauseViolation, NotOffered):
             raise
         except Exception as error:
             if number:
-                vars(error)[IN_PARTS] = True
+                vars(error)[SPLIT_MARK] = True
             raise
-    return given
+    return results
 
 
-def refused_whole(error: Exception) -> None:
+def require_unsplit_error(error: Exception) -> None:
     """Raise NotOffered if the error is marked with IN_PARTS. For checks that a call that raises changes nothing."""
-    if IN_PARTS in vars(error):
+    if SPLIT_MARK in vars(error):
         raise NotOffered(
             f"an error that changes nothing, in an operation derived from several calls ({type(error).__name__})"
         ) from error
 
 
-def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any]] | None:
+def split_append(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any]] | None:
     """Split the arguments of an appending call into calls with a number of tokens that `limit` allows (equal by LAW-06).
 
     Returns None if no split is necessary, if the operation does not append, or if its arrays have different numbers of tokens.
@@ -89,24 +90,24 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
     axis = record.token_axis
     shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # also of an OwnArray
     lengths = {shape[axis] if len(shape) >= -axis else -1 for shape in shapes}
-    if len(lengths) > 1 and limit.at_most(max(lengths)) != max(lengths):
+    if len(lengths) > 1 and limit.largest_up_to(max(lengths)) != max(lengths):
         raise NotOffered(f"arrays of different lengths, up to {max(lengths)} tokens, where its limits say {limit}")
     if len(lengths) != 1 or (length := lengths.pop()) < 0 or limit.allows(length):
         return None
     parts, start = list[range](), 0
     while start < length or not length:
-        size = limit.at_most(length - start)
+        size = limit.largest_up_to(length - start)
         if size is None:
             raise NotOffered(f"{length} tokens, where its limits say {limit}")
         parts.append(range(start, start + size))
         start += size
     # The first call gets the caller's `start` unchanged, because its integer type may matter (LAW-20); sums use Python integers.
-    moved = [{"start": int(args["start"]) + part.start} if "start" in args and part.start else {} for part in parts]
-    taken = [{each: cut(array, axis, part) for each, array in arrays.items()} for part in parts]
-    return [{**args, **arrays, **where} for arrays, where in zip(taken, moved, strict=True)]
+    starts = [{"start": int(args["start"]) + part.start} if "start" in args and part.start else {} for part in parts]
+    slices = [{each: slice_tokens(array, axis, part) for each, array in arrays.items()} for part in parts]
+    return [{**args, **arrays, **where} for arrays, where in zip(slices, starts, strict=True)]
 
 
-def cut(array: Any, axis: int, part: range) -> Any:
+def slice_tokens(array: Any, axis: int, part: range) -> Any:
     """The tokens `part` of an array along `axis`. For an OwnArray: a view of the implementation's array, without a copy."""
     whole = array if isinstance(array, np.ndarray) else array.array
     index = [slice(None)] * len(whole.shape)

@@ -1,8 +1,9 @@
 """Ctrl-C in the `kvref` command: the first ends the run in good order, the second ends the process at once.
 
 Python raises KeyboardInterrupt in whichever code is running, and an implementation may swallow it. The handler of this module
-therefore also sets a flag, and `look` raises KeyboardInterrupt again in the judge's own code. Inside a `wait` block the first
-Ctrl-C only sets the flag. Without a call of `handle`, for example under pytest, Python's own behavior applies.
+therefore also sets a flag, and `raise_if_interrupted` raises KeyboardInterrupt again in the judge's own code. Inside a
+`defer_interrupts` block the first Ctrl-C only sets the flag. Without a call of `install_handlers`, for example under pytest,
+Python's own behavior applies.
 """
 
 import os
@@ -13,79 +14,79 @@ from types import FrameType
 
 EXIT_INTERRUPTED = 130  # the exit status that shells use for a program that Ctrl-C ended
 
-asked = False  # whether Ctrl-C was pressed
-at_once: list[Callable[[], None]] = []  # functions to call before the process ends at once
-_waits = False
+interrupted = False  # whether Ctrl-C was pressed
+exit_callbacks: list[Callable[[], None]] = []  # functions to call before the process ends at once
+_deferring = False
 
 
-def handle() -> None:
+def install_handlers() -> None:
     """Install the handlers of Ctrl-C, and of SIGTERM and SIGHUP, which end child processes first."""
-    signal.signal(signal.SIGINT, _ctrl_c)
+    signal.signal(signal.SIGINT, _on_sigint)
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # not on every system
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # keep a handler that nohup has set
-            signal.signal(number, _terminated)
+            signal.signal(number, _on_termination)
 
 
-def over() -> None:
+def restore_default_handler() -> None:
     """Restore the default handler of Ctrl-C: the run is over, and nothing needs to be put in order."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def look() -> None:
+def raise_if_interrupted() -> None:
     """Raise KeyboardInterrupt if Ctrl-C was pressed, in case it was deferred or swallowed. Does nothing in other threads."""
-    if asked and _in_main_thread():
+    if interrupted and _in_main_thread():
         raise KeyboardInterrupt
 
 
-class _Block:
+class _InterruptBlock:
     """A block inside which Ctrl-C is deferred (waits) or raised at once (not waits)."""
 
     def __init__(self, waits: bool) -> None:
         self._inside = waits
 
     def __enter__(self) -> None:
-        global _waits
-        if asked and not self._inside:
-            look()
-        self._before, self._ours = _waits, _in_main_thread()
+        global _deferring
+        if interrupted and not self._inside:
+            raise_if_interrupted()
+        self._before, self._ours = _deferring, _in_main_thread()
         if self._ours:
-            _waits = self._inside
+            _deferring = self._inside
 
     def __exit__(self, *_: object) -> None:
-        global _waits
+        global _deferring
         if self._ours:
-            _waits = self._before
+            _deferring = self._before
 
 
-def wait() -> _Block:
-    """A block inside which Ctrl-C is deferred until `look` or a `prompt` block."""
-    return _Block(waits=True)
+def defer_interrupts() -> _InterruptBlock:
+    """A block inside which Ctrl-C is deferred until `raise_if_interrupted` or a `allow_interrupts` block."""
+    return _InterruptBlock(waits=True)
 
 
-def prompt() -> _Block:
+def allow_interrupts() -> _InterruptBlock:
     """A block inside which Ctrl-C raises KeyboardInterrupt at once. For code that may take long and can be interrupted."""
-    return _Block(waits=False)
+    return _InterruptBlock(waits=False)
 
 
-def _ctrl_c(signum: int, frame: FrameType | None) -> None:
-    global asked
-    if asked:
-        _leave()
+def _on_sigint(signum: int, frame: FrameType | None) -> None:
+    global interrupted
+    if interrupted:
+        _run_exit_callbacks()
         os._exit(EXIT_INTERRUPTED)
-    asked = True
-    if not _waits:
+    interrupted = True
+    if not _deferring:
         raise KeyboardInterrupt
 
 
-def _terminated(signum: int, frame: FrameType | None) -> None:
-    _leave()
+def _on_termination(signum: int, frame: FrameType | None) -> None:
+    _run_exit_callbacks()
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
 
 
-def _leave() -> None:
-    for step in at_once:
+def _run_exit_callbacks() -> None:
+    for step in exit_callbacks:
         step()
 
 

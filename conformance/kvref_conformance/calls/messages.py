@@ -19,8 +19,8 @@ from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
 
 KNOWN_KINDS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception))
-SHOWN_LISTED = 24  # a list up to this length is printed in full
-SHOWN_VALUES = 8  # an array up to this size is printed in full
+MAX_LIST_ITEMS = 24  # a list up to this length is printed in full
+MAX_ARRAY_VALUES = 8  # an array up to this size is printed in full
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class ReplyReference:
     id: int
 
 
-class Summary(str):
+class ArraySummary(str):
     """The dtype and shape of an array. It replaces an array that is too large for a call trace."""
 
     @classmethod
-    def of(cls, array: Any) -> "Summary":
+    def from_array(cls, array: Any) -> "ArraySummary":
         return cls(f"{array.dtype}{list(array.shape)}")
 
     def __repr__(self) -> str:
@@ -62,9 +62,9 @@ class CallRequest:
     args: dict[str, Any]
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def positional_names(self) -> tuple[str, ...]:
         """The names of the arguments that are passed by position, in order. The others are passed by name."""
-        return _given(self.op, tuple(self.args))
+        return _positional_names(self.op, tuple(self.args))
 
     @property
     def family(self) -> str:
@@ -76,7 +76,7 @@ class CallRequest:
 
 
 @cache
-def _given(op: str, named: tuple[str, ...]) -> tuple[str, ...]:
+def _positional_names(op: str, named: tuple[str, ...]) -> tuple[str, ...]:
     family, _, operation = op.partition(".")
     parameters = () if operation == "new" else operations(family)[operation].parameters
     return tuple(name for name in parameters if name in named)
@@ -95,7 +95,7 @@ class CallError:
     where: str = field(default="", compare=False)
 
 
-class Misfit(str):
+class MalformedResult(str):
     """A description of a malformed result. It replaces the result in a call trace."""
 
 
@@ -113,13 +113,13 @@ class Exchange:
 
 
 @cache
-def gives() -> dict[str, str]:
+def result_names() -> dict[str, str]:
     """The name of an operation's result ("paged.create": "sequence"). Arguments that refer to the result have the same name."""
     return {f"{family.name}.{op}": name for family in all_families().values() for op, name in family.gives.items()}
 
 
 @cache
-def references() -> dict[str, str]:
+def reference_arguments() -> dict[str, str]:
     """Arguments that refer to results of operations, with the name of one result ("sequences": "sequence")."""
     found: dict[str, str] = {}
     for family in all_families().values():
@@ -127,14 +127,14 @@ def references() -> dict[str, str]:
     return found
 
 
-def kinds_of(error: BaseException) -> list[str]:
+def error_kinds(error: BaseException) -> list[str]:
     """The names of an exception's class and of its bases."""
     return [kind.__name__ for kind in type(error).__mro__]
 
 
-def error_of(error: BaseException) -> CallError:
+def to_call_error(error: BaseException) -> CallError:
     """Convert an exception to a CallError."""
-    known = (name for name in kinds_of(error) if name in KNOWN_KINDS)
+    known = (name for name in error_kinds(error) if name in KNOWN_KINDS)
     try:
         said = str(error)
     except Exception:  # `__str__` raises; the failure is still reported
@@ -142,21 +142,21 @@ def error_of(error: BaseException) -> CallError:
     return CallError(next(known, type(error).__name__), said, raised_at(error))
 
 
-def summarised(value: Any) -> Any:
+def summarize_arrays(value: Any) -> Any:
     """An argument or a result with its larger arrays replaced by their Summary."""
     if isinstance(value, tuple):
-        return tuple(map(summarised, value))
-    return Summary.of(value) if isinstance(value, np.ndarray) and value.size > SHOWN_VALUES else value
+        return tuple(map(summarize_arrays, value))
+    return ArraySummary.from_array(value) if isinstance(value, np.ndarray) and value.size > MAX_ARRAY_VALUES else value
 
 
 # Maps results that the implementation chose to the id of their request. The key is the name of the result and either the object
 # and the integer that it returned, or None and the bytes of an array (saved data can be loaded by any object).
-Given = dict[tuple[str, int | None, int | bytes], int]
+ChosenValues = dict[tuple[str, int | None, int | bytes], int]
 
 
-def note_given(exchange: Exchange, given: Given) -> None:
+def record_chosen_value(exchange: Exchange, given: ChosenValues) -> None:
     """Add a result that the implementation chose to `given`. It replaces an earlier equal one: a block can be allocated again."""
-    called = gives().get(exchange.request.op)
+    called = result_names().get(exchange.request.op)
     chosen = exchange.reply.ok if exchange.reply and called else None
     if called and isinstance(chosen, int):
         given[called, exchange.request.on, chosen] = exchange.request.id
@@ -164,9 +164,9 @@ def note_given(exchange: Exchange, given: Given) -> None:
         given[called, None, chosen.tobytes()] = exchange.request.id
 
 
-def referring(request: CallRequest, given: Given) -> CallRequest:
+def with_references(request: CallRequest, given: ChosenValues) -> CallRequest:
     """The same request with the values that the implementation chose replaced by references to its replies."""
-    referable = request.args.keys() & references().keys()
+    referable = request.args.keys() & reference_arguments().keys()
     if not referable:
         return request
     args = dict(request.args)
@@ -179,87 +179,89 @@ def referring(request: CallRequest, given: Given) -> CallRequest:
         return value
 
     for name in referable:
-        called, value = references()[name], args[name]
+        called, value = reference_arguments()[name], args[name]
         args[name] = [reference(called, each) for each in value] if isinstance(value, list) else reference(called, value)
     return CallRequest(request.id, request.op, request.on, args)
 
 
-def resolved(value: Any, replies: dict[int, Any]) -> Any:
+def resolve_references(value: Any, replies: dict[int, Any]) -> Any:
     """A value with every ReplyReference replaced by the result in `replies`. Raises KeyError if a result is missing."""
     if isinstance(value, ReplyReference):
         return replies[value.id]
     if isinstance(value, dict):
-        return {name: resolved(part, replies) for name, part in value.items()}
-    return [resolved(part, replies) for part in value] if isinstance(value, list) else value
+        return {name: resolve_references(part, replies) for name, part in value.items()}
+    return [resolve_references(part, replies) for part in value] if isinstance(value, list) else value
 
 
-def needs(request: CallRequest) -> set[int]:
+def referenced_ids(request: CallRequest) -> set[int]:
     """The ids of the earlier requests to which a request refers."""
     parts = [part for value in request.args.values() for part in (value if isinstance(value, list) else [value])]
     found = {part.id for part in parts if isinstance(part, ObjectReference | ReplyReference)}
     return found | ({request.on} if request.on is not None else set())
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """An argument or a result as readable text: small arrays in full, large ones by dtype and shape."""
     if isinstance(value, ObjectReference):
         return f"#{value.id}"
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        if array.size > SHOWN_VALUES or array.size == 0:
+        if array.size > MAX_ARRAY_VALUES or array.size == 0:
             return f"{array.dtype}{list(array.shape)}"
         return (
-            _brackets(array) if array.dtype in (np.float32, np.int64) or array.ndim == 0 else f"{array.dtype}({_brackets(array)})"
+            _format_array(array)
+            if array.dtype in (np.float32, np.int64) or array.ndim == 0
+            else f"{array.dtype}({_format_array(array)})"
         )
     if isinstance(value, tuple | list):
-        words = _listed(value, show)
+        words = _format_list(value, format_value)
         return f"({words})" if isinstance(value, tuple) else f"[{words}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {show(part)}' for name, part in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {format_value(part)}' for name, part in value.items())}}}"
     return repr(value)
 
 
-def _listed(values: Sequence[Any], show: Callable[[Any], str]) -> str:
+def _format_list(values: Sequence[Any], show: Callable[[Any], str]) -> str:
     """The elements of a list, for a long list only the first few and the length."""
-    if len(values) <= SHOWN_LISTED:
+    if len(values) <= MAX_LIST_ITEMS:
         return ", ".join(map(show, values))
-    return f"{', '.join(map(show, values[:SHOWN_VALUES]))}, ... {len(values)} in all"
+    return f"{', '.join(map(show, values[:MAX_ARRAY_VALUES]))}, ... {len(values)} in all"
 
 
-def _brackets(array: NDArray) -> str:
+def _format_array(array: NDArray) -> str:
     """An array as nested brackets, with the shortest digits that identify a number in its dtype: 0.1, not 0.10000000149011612."""
     if array.ndim == 0:
         return str(array[()])
-    return f"[{', '.join(_brackets(part) for part in array)}]"
+    return f"[{', '.join(_format_array(part) for part in array)}]"
 
 
-def show_calls(exchanges: Iterable[Exchange]) -> list[str]:
+def format_calls(exchanges: Iterable[Exchange]) -> list[str]:
     """Each call as a line of Python, followed by its result, its error, or "did not return". Quiet calls are left out."""
     names: dict[int, str] = {}
     count: dict[str, int] = {}
     lines = []
     for exchange in exchanges:
         request = exchange.request
-        made = request.family if request.name == "new" else gives().get(request.op)
+        made = request.family if request.name == "new" else result_names().get(request.op)
         if made:
             count[made] = count.get(made, 0) + 1
             names[request.id] = made if count[made] == 1 else f"{made}{count[made]}"
         if not exchange.quiet:
-            lines.append(_call(exchange, names))
+            lines.append(_format_call(exchange, names))
     return lines
 
 
-def _call(exchange: Exchange, names: dict[int, str]) -> str:
+def _format_call(exchange: Exchange, names: dict[int, str]) -> str:
     def shown(value: Any) -> str:
         if isinstance(value, list):
-            return f"[{_listed(value, shown)}]"
+            return f"[{_format_list(value, shown)}]"
         if isinstance(value, np.integer):
             return f"{value.dtype}({value})"  # the integer type can be the cause of a failure (LAW-20)
-        return names.get(value.id, "?") if isinstance(value, ObjectReference | ReplyReference) else show(value)
+        return names.get(value.id, "?") if isinstance(value, ObjectReference | ReplyReference) else format_value(value)
 
     request, reply = exchange.request, exchange.reply
-    words = [shown(request.args[name]) for name in request.given]
-    words += [f"{name}={shown(value)}" for name, value in request.args.items() if name not in request.given]
+    words = [shown(request.args[name]) for name in request.positional_names]
+    words += [f"{name}={shown(value)}" for name, value in request.args.items() if name not in request.positional_names]
     target = request.family if request.name == "new" else f"{names.get(request.on or 0, '?')}.{request.name}"
     assigned = f"{names[request.id]} = " if request.id in names else ""
     attribute = request.name != "new" and operations(request.family)[request.name].attribute
@@ -268,4 +270,4 @@ def _call(exchange: Exchange, names: dict[int, str]) -> str:
         return f"{line}  did not return"
     if reply.error:
         return f"{line}  raised {reply.error.kind}"
-    return line if reply.ok is None or isinstance(reply.ok, ObjectReference) else f"{line}  returned {show(reply.ok)}"
+    return line if reply.ok is None or isinstance(reply.ok, ObjectReference) else f"{line}  returned {format_value(reply.ok)}"

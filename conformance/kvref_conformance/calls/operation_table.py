@@ -22,15 +22,15 @@ class Operation:
     """A method or an attribute of a family's protocol.
 
     parameters: the names of the arguments that may be passed by position. arguments: the annotations of all arguments by name;
-    optional: the names of those with a default. reply: the annotation of the result; says: the same, with array shapes.
+    optional: the names of those with a default. result: the annotation of the result; range_text: the same, with array shapes.
     """
 
     name: str
     parameters: tuple[str, ...]
-    reply: Any
+    result: Any
     attribute: bool
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
-    says: Any = None
+    range_text: Any = None
     optional: tuple[str, ...] = ()
 
 
@@ -47,13 +47,13 @@ def operations(family: str) -> dict[str, Operation]:
 
 
 @cache
-def made_by(reply: Any) -> str | None:
+def result_protocol(reply: Any) -> str | None:
     """The name of the protocol that an operation's result has, given its annotation; None if the result is plain data."""
     return next((name for name, protocol in protocols().items() if protocol is reply), None)
 
 
 @cache
-def factory(family: str) -> Operation:
+def factory_operation(family: str) -> Operation:
     """The factory of a family, as an operation."""
     return _operation(getattr(all_families()[family].interface, f"{family.capitalize()}Factory").__call__)
 

@@ -24,7 +24,7 @@ class ObjectProxy:
     @property
     def config(self) -> dict[str, Any]:
         """The sizes that the object was created with."""
-        return self._subject.made[self.id]
+        return self._subject.configs[self.id]
 
     def as_is(self, name: str, *args: Any) -> Any:
         """Call a method and return its result without conversion to NumPy. For checks of memory."""

@@ -8,7 +8,7 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
-OURS = {"kvref", "kvref_conformance", "kvref_torch", "kvref_cupy", "kvref_numpy"}
+KVREF_PACKAGES = {"kvref", "kvref_conformance", "kvref_torch", "kvref_cupy", "kvref_numpy"}
 
 
 def raised_at(error: BaseException) -> str:
@@ -16,7 +16,7 @@ def raised_at(error: BaseException) -> str:
     theirs = ""
     for frame, line in walk_tb(error.__traceback__):
         if not _is_ours(frame.f_globals):
-            at = _shown(frame.f_code.co_filename, line)
+            at = _format_location(frame.f_code.co_filename, line)
             if not theirs or not _is_library(frame.f_code.co_filename):
                 theirs = at
     return theirs
@@ -27,19 +27,19 @@ def defined_at(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or _is_ours(getattr(function, "__globals__", {})):
         return ""
-    return _shown(code.co_filename, code.co_firstlineno)
+    return _format_location(code.co_filename, code.co_firstlineno)
 
 
 def _is_ours(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__")).partition(".")[0] in OURS
+    return str(names.get("__name__")).partition(".")[0] in KVREF_PACKAGES
 
 
-def _shown(file: str, line: int | None) -> str:
-    return f"{_short(file, str(Path.cwd()))}:{line}"
+def _format_location(file: str, line: int | None) -> str:
+    return f"{_shorten_path(file, str(Path.cwd()))}:{line}"
 
 
 @cache
-def _short(file: str, folder: str) -> str:
+def _shorten_path(file: str, folder: str) -> str:
     return os.path.relpath(file, folder) if Path(file).is_relative_to(folder) else file
 
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.derived_operations import derivations, in_turn, pieces
+from kvref_conformance.calls.derived_operations import call_in_order, derivations, split_append
 from kvref_conformance.calls.proxy import ObjectProxy
-from kvref_conformance.calls.recorder import STORED, CallRecorder, OwnArray
-from kvref_conformance.drivers.reply_validation import plain
-from kvref_conformance.drivers.resource_limits import Patience
+from kvref_conformance.calls.recorder import FORMAT_ARRAYS, CallRecorder, OwnArray
+from kvref_conformance.drivers.reply_validation import to_plain_data
+from kvref_conformance.drivers.resource_limits import CallTimeouts
+from kvref_conformance.exceptions import NotOffered, OperationDeclined
 from kvref_conformance.families import all_families, names
 from kvref_conformance.implementation_api import Implementation, Level
 from kvref_conformance.limits import Limits
-from kvref_conformance.oracle.formats import PLAIN, either
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, describe_formats
 from kvref_conformance.oracle.formats.small_floats import round_to
-from kvref_conformance.outcome import Declined, NotOffered
 
 
 class Subject(CallRecorder):
@@ -31,16 +31,16 @@ class Subject(CallRecorder):
         self,
         implementation: Implementation,
         rng: np.random.Generator,
-        patience: Patience | None = None,
+        timeouts: CallTimeouts | None = None,
         family: str = "",
         clause: str = "",
     ) -> None:
         """family: the family whose limits apply. clause: the clause of the check; derivations that rely on it are not used."""
-        super().__init__(implementation, patience)
+        super().__init__(implementation, timeouts)
         self.rng = rng
         self.family, self.clause = family, clause
         self.limits = Limits(getattr(implementation, "limits", None), implementation.formats)
-        self.through: dict[str, str] = {}  # the derived operations that were used, with a description of the derivation
+        self.derivations_used: dict[str, str] = {}  # the derived operations that were used, with a description of the derivation
         self.judged: Any = None  # judges its calls, in a check that has sessions (testlib/session.py)
         self._deriving: list[str] = []
 
@@ -50,10 +50,12 @@ class Subject(CallRecorder):
 
     def formats(self, *wanted: str) -> list[str]:
         """The supported ones among the wanted formats. Raises NotOffered if there are none."""
-        allowed = PLAIN if self._encodes else self.limits.dtypes(self.family)
-        found = [name for name in wanted if name in self.implementation.formats and (name in allowed or name not in PLAIN)]
+        allowed = PLAIN_FORMATS if self._encodes else self.limits.dtypes(self.family)
+        found = [
+            name for name in wanted if name in self.implementation.formats and (name in allowed or name not in PLAIN_FORMATS)
+        ]
         if not found:
-            raise NotOffered(either(wanted))
+            raise NotOffered(describe_formats(wanted))
         return found
 
     def size(self, name: str, wanted: int) -> int:
@@ -61,11 +63,11 @@ class Subject(CallRecorder):
         found: int = self.limits.nearest(self.family, name, wanted)
         return found
 
-    def need(self, **least: int) -> None:
+    def require_size(self, **least: int) -> None:
         """Raise NotOffered, with the reason, if the allowed value of a size is less than the given minimum."""
         for name, value in least.items():
             if self.size(name, value) < value:
-                raise NotOffered(f"{name} {value}, where its limits say {self.limits.of(self.family, name)}")
+                raise NotOffered(f"{name} {value}, where its limits say {self.limits.limit(self.family, name)}")
 
     def integers(self, *wanted: int) -> list[int]:
         """The integers that arguments of the implementation can have: without negative ones if its integers are unsigned."""
@@ -91,7 +93,7 @@ class Subject(CallRecorder):
     def _encodes(self) -> bool:
         return self.family in names() and all_families()[self.family].encodes
 
-    def in_this_process(self, what: str = "memory shared with the judge") -> None:
+    def require_same_process(self, what: str = "memory shared with the judge") -> None:
         """Raise NotOffered if the implementation runs in another process, where `what` cannot be observed."""
         if self.by_value:
             raise NotOffered(f"{what}, which cannot be observed through a pipe")
@@ -114,77 +116,77 @@ class Subject(CallRecorder):
         assert isinstance(made, ObjectProxy)
         return made
 
-    def own(self, values: Any) -> OwnArray:
+    def to_own_array(self, values: Any) -> OwnArray:
         """Convert to the implementation's own type. float32 is cast to a narrower float if the implementation takes only that."""
         handed = self.limits.dtypes(self.family)[0]
         if handed != "float32" and isinstance(values, np.ndarray) and values.dtype == np.float32:
             with np.errstate(over="ignore"):
-                values = values.astype(narrow(handed))
+                values = values.astype(narrow_dtype(handed))
         return OwnArray(self.implementation.asarray(values))
 
     def numpy(self, array: Any) -> Any:
-        """Convert an array of the implementation to a NumPy array. Raises Broken if that fails."""
-        return plain(self.implementation, array, Any, "an array")
+        """Convert an array of the implementation to a NumPy array. Raises ClauseViolation if that fails."""
+        return to_plain_data(self.implementation, array, Any, "an array")
 
     def call(self, op: str, on: int | None, args: dict[str, Any], as_is: bool = False) -> Any:
         """Call an operation, or derive it if the implementation declines it. Result arrays are NumPy's, unless `as_is`.
 
-        Raises any error that the implementation raises; NotOffered; or Broken if the call hung, its process ended, or its result
-        is not what the interface specifies.
+        Raises any error that the implementation raises; NotOffered; or ClauseViolation if the call hung, its process ended, or
+        its result is not what the interface specifies.
         """
         if self.limits.declared:
-            args = {name: self._handed(name, value) for name, value in args.items()}
-            if (parts := self._in_pieces(op, args)) is not None:
-                given = in_turn(partial(self.call, op, on, part) for part in parts)
+            args = {name: self._round_argument(name, value) for name, value in args.items()}
+            if (parts := self._split_append(op, args)) is not None:
+                given = call_in_order(partial(self.call, op, on, part) for part in parts)
                 return None if given[0] is None else np.concatenate(given)
         try:
             return self.make(op, on, args, as_is)
-        except Declined as declined:
+        except OperationDeclined as declined:
             if on is None or as_is:
                 raise
             return self._derived(op, on, args, declined)
 
-    def _handed(self, name: str, value: Any) -> Any:
+    def _round_argument(self, name: str, value: Any) -> Any:
         """The argument rounded to the dtype in which it is passed. Values beyond the range of a narrow float become infinite."""
         handed = self.limits.dtypes(self.family)[0]
-        narrowed = isinstance(value, np.ndarray) and value.dtype == np.float32 and name not in STORED
+        narrowed = isinstance(value, np.ndarray) and value.dtype == np.float32 and name not in FORMAT_ARRAYS
         return round_to(value, handed) if narrowed else value
 
-    def _in_pieces(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]] | None:
+    def _split_append(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Split an append into calls of as many tokens as the limits allow; None if no split is needed. Raises NotOffered."""
-        if not self.limits.switch(self.family, "negative_integers") and _negative(args):
+        if not self.limits.switch(self.family, "negative_integers") and _has_negative_integer(args):
             raise NotOffered("negative integers: its integer types are unsigned")
-        limit = self.limits.of(self.family, "tokens")
-        parts = pieces(op, args, limit)
+        limit = self.limits.limit(self.family, "tokens")
+        parts = split_append(op, args, limit)
         if parts is not None:
             if self.clause == "LAW-06":
                 raise NotOffered(f"more than {limit.largest} tokens in one call, where its limits say {limit}")
             size = "one token" if limit.largest == 1 else f"at most {limit.largest} tokens"
-            self.through.setdefault(op, f"{op} through calls of {size}")
+            self.derivations_used.setdefault(op, f"{op} through calls of {size}")
         return parts
 
-    def _derived(self, op: str, on: int, args: dict[str, Any], declined: Declined) -> Any:
+    def _derived(self, op: str, on: int, args: dict[str, Any], declined: OperationDeclined) -> Any:
         """Derive the operation. Raises the errors of the operations that it calls, and `declined` if no derivation applies."""
         handle = ObjectProxy(self, op.partition(".")[0], on)
         for way in derivations(op):
-            if op in self._deriving or self.clause == way.clause or (way.cuts and self.clause == "LAW-06"):
+            if op in self._deriving or self.clause == way.clause or (way.splits_appends and self.clause == "LAW-06"):
                 continue
-            before = dict(self.through)
-            self.through.setdefault(op, f"{op} through {' and '.join(way.of)}")
+            before = dict(self.derivations_used)
+            self.derivations_used.setdefault(op, f"{op} through {' and '.join(way.uses)}")
             self._deriving.append(op)
             try:
-                return way.made(handle, **args)
-            except Declined:
-                self.through = before  # an operation that this derivation calls is missing too
+                return way.derive(handle, **args)
+            except OperationDeclined:
+                self.derivations_used = before  # an operation that this derivation calls is missing too
             except NotOffered:
-                self.through = before
+                self.derivations_used = before
                 raise
             finally:
                 self._deriving.pop()
         raise declined
 
 
-def narrow(dtype: str) -> Any:
+def narrow_dtype(dtype: str) -> Any:
     """The NumPy dtype of this name. Raises NotOffered if it is not available in this environment."""
     if dtype == "float16":
         return np.float16
@@ -195,7 +197,7 @@ def narrow(dtype: str) -> Any:
     return bfloat16
 
 
-def _negative(args: Mapping[str, Any]) -> bool:
+def _has_negative_integer(args: Mapping[str, Any]) -> bool:
     """Whether an integer among the arguments is negative."""
     values = [each for value in args.values() for each in (value if isinstance(value, list | tuple) else [value])]
     return any(isinstance(each, int | np.integer) and each < 0 for each in values)

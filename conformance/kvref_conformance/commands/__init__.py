@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable
 from importlib.util import find_spec
 
-_WHERE = {
+_FUNCTIONS = {
     "check": "check:check",
     "bench": "bench:bench",
     "canary": "canary:make",
@@ -21,7 +21,7 @@ _WHERE = {
 }
 
 
-def command(name: str) -> Callable[[argparse.Namespace], int]:
+def find_command(name: str) -> Callable[[argparse.Namespace], int]:
     """The function of a command. It returns the exit status; `cli` prints the exceptions it raises (CannotRun, ...) as one line.
 
     Only the module of this command is imported, because all imports together take longer than many commands. Raises ImportError.
@@ -29,5 +29,5 @@ def command(name: str) -> Callable[[argparse.Namespace], int]:
     for late in ("hypothesis", "jsonschema", "jsonschema_rs"):  # a run imports these late: find out now
         if find_spec(late) is None:
             raise ModuleNotFoundError(name=late)
-    found: Callable[[argparse.Namespace], int] = pkgutil.resolve_name(f"{__name__}.{_WHERE[name]}")
+    found: Callable[[argparse.Namespace], int] = pkgutil.resolve_name(f"{__name__}.{_FUNCTIONS[name]}")
     return found

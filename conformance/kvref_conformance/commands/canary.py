@@ -13,43 +13,47 @@ from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
 from kvref.canary.dimensions import KEY_ERRORS, ROUNDOFF
 from kvref.errors import ConfigError
 from kvref_canary.files import gguf, huggingface, vocabulary
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.exceptions import CannotRun
 
-RECALLING: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # defaults of a canary with --recalls
-SHOWN = 12  # number of words of the continuation
+RECALL_SIZES: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # defaults of a canary with --recalls
+MAX_SHOWN_TOKENS = 12  # number of words of the continuation
 
 
-def make(options: argparse.Namespace) -> int:
+def make_canary(options: argparse.Namespace) -> int:
     into, single = Path(options.folder), Path(options.gguf) if options.gguf else None
     try:
-        canary = Canary(**_sizes(options))
-        files = huggingface.made(canary, options.architecture, options.dtype)
-        data = gguf.gguf(canary, options.dtype) if single else b""
+        canary = Canary(**_sizes_of(options))
+        files = huggingface.make_files(canary, options.architecture, options.dtype)
+        data = gguf.gguf_file(canary, options.dtype) if single else b""
     except ConfigError as error:
         raise CannotRun(str(error)) from None
     if single:
-        gguf.expect_ours(single)
-    huggingface.write(into, files)
+        gguf.require_canary_gguf(single)
+    huggingface.write_folder(into, files)
     if single:
-        gguf.write(single, data)
+        gguf.write_gguf(single, data)
     console = Console(highlight=False)
-    for line in (*_about(canary, options), *_written(into, files, single, data), *_try(canary, options.dtype)):
+    for line in (
+        *_describe_canary(canary, options),
+        *_write_files(into, files, single, data),
+        *_example_lines(canary, options.dtype),
+    ):
         console.print(Text(line), soft_wrap=True)
     return 0
 
 
-def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+def _sizes_of(options: argparse.Namespace) -> dict[str, Any]:
     """The fields of a Canary that the options set."""
     asked = {
-        "offsets": _numbers("--offsets", options.offsets), "recalls": options.recalls, "context": options.context,
+        "offsets": _parse_numbers("--offsets", options.offsets), "recalls": options.recalls, "context": options.context,
         "num_kv_heads": options.kv_heads, "num_query_heads": options.query_heads, "head_dim": options.head_dim,
-        "theta": options.theta, "windows": _numbers("--windows", options.windows, "none"),
+        "theta": options.theta, "windows": _parse_numbers("--windows", options.windows, "none"),
         "intermediate_size": options.intermediate, "num_pairs": options.pairs,
     }  # fmt: skip
-    return (RECALLING if options.recalls else {}) | {name: value for name, value in asked.items() if value is not None}
+    return (RECALL_SIZES if options.recalls else {}) | {name: value for name, value in asked.items() if value is not None}
 
 
-def _numbers(option: str, said: str | None, none: str | None = None) -> tuple[int | None, ...] | None:
+def _parse_numbers(option: str, said: str | None, none: str | None = None) -> tuple[int | None, ...] | None:
     """The numbers of a comma-separated list. none: the word that stands for None."""
     if said is None:
         return None
@@ -59,7 +63,7 @@ def _numbers(option: str, said: str | None, none: str | None = None) -> tuple[in
     return tuple(None if part == none else int(part) for part in parts)
 
 
-def _about(canary: Canary, options: argparse.Namespace) -> list[str]:
+def _describe_canary(canary: Canary, options: argparse.Namespace) -> list[str]:
     """The sizes, and the cache formats that must not change any token."""
     seen = "" if not any(canary.windows) else f", windows {', '.join(str(each or 'none') for each in canary.windows)}"
     layers = f"offsets {', '.join(map(str, canary.offsets))}{' and an induction head' if canary.recalls else ''}{seen}"
@@ -75,23 +79,23 @@ def _about(canary: Canary, options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _written(into: Path, files: huggingface.Files, single: Path | None, data: bytes) -> list[str]:
+def _write_files(into: Path, files: huggingface.Files, single: Path | None, data: bytes) -> list[str]:
     lines = [f"{into}: {sum(map(len, files.values())) / 1e6:.1f} MB"]
     return lines + ([f"{single}: {len(data) / 1e6:.1f} MB"] if single else [])
 
 
-def _try(canary: Canary, dtype: str) -> list[str]:
+def _example_lines(canary: Canary, dtype: str) -> list[str]:
     """A prompt as text and its greedy continuation, to try an engine by hand."""
     rng = np.random.default_rng(0)
     if canary.recalls:  # different words, then word `first` again, at which no layer looks back past position 0
         first = 1 + len(canary.offsets) + sum(canary.offsets)
-        told = [BOS, *(FIRST_WORD + rng.permutation(canary.words)[: first + SHOWN]).tolist()]
+        told = [BOS, *(FIRST_WORD + rng.permutation(canary.words)[: first + MAX_SHOWN_TOKENS]).tolist()]
         told.append(told[first])
     else:
         told = [BOS, *(FIRST_WORD + rng.integers(canary.words, size=canary.period)).tolist()]
     oracle = Oracle(canary, ROUNDOFF[dtype])
     says = oracle.extend(told)[-1:]
-    while len(says) < SHOWN and says[-1] is not None and oracle.length < canary.context:
+    while len(says) < MAX_SHOWN_TOKENS and says[-1] is not None and oracle.length < canary.context:
         says += oracle.extend([says[-1]])
     said = [token for token in says if token is not None]
-    return [f"prompt: {vocabulary.text(canary, told[1:])}", f"expected: {vocabulary.text(canary, said)} ..."]
+    return [f"prompt: {vocabulary.to_text(canary, told[1:])}", f"expected: {vocabulary.to_text(canary, said)} ..."]

@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.outcome import CannotRun
-from kvref_conformance.runner.harness_selftest import selftest
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.runner.harness_selftest import run_selftest
 
 
-def harness(options: argparse.Namespace) -> int:
+def test_harness(options: argparse.Namespace) -> int:
     try:
         command = shlex.split(options.selftest)
     except ValueError as error:
@@ -19,7 +19,7 @@ def harness(options: argparse.Namespace) -> int:
     if not command:
         raise CannotRun("--selftest: expected a program and its arguments, got nothing")
     console, done, wrong, declined = Console(highlight=False), 0, 0, list[str]()
-    for said in selftest(command, Path.cwd(), options.stderr, options.timeout):
+    for said in run_selftest(command, Path.cwd(), options.stderr, options.timeout):
         if said.declined:
             declined.append(said.what)
             console.print(Text(f"  - {said.what}: not offered", style="dim"), soft_wrap=True)

@@ -7,22 +7,22 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.implementations import named, patience
+from kvref_conformance.exceptions import CannotRun, NotOffered
+from kvref_conformance.implementations import call_timeout, selected_name
 from kvref_conformance.oracle.model_runner import UnknownObject
-from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.runner.replay import replay
-from kvref_conformance.runner.start import make_runner
-from kvref_conformance.traces.format import read
+from kvref_conformance.runner.replay import replay_saved_trace
+from kvref_conformance.runner.subprocess_runner import make_runner
+from kvref_conformance.traces.format import read_trace
 
 
 def replay_trace(options: argparse.Namespace) -> int:
-    trace = read(Path(options.trace))
-    name = named(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
-    effort = Effort(seed=trace.header.seed, slow=True, real=True, timeout=patience(options, name))
+    trace = read_trace(Path(options.trace))
+    name = selected_name(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
+    effort = Effort(seed=trace.header.seed, slow=True, real=True, timeout=call_timeout(options, name))
     judge = make_runner(RunOptions(name, effort, isolate=options.isolate))
     try:
-        held = replay(trace, judge)
+        replay = replay_saved_trace(trace, judge)
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
     except UnknownObject as unknown:
@@ -31,21 +31,23 @@ def replay_trace(options: argparse.Namespace) -> int:
         judge.close()
     console, clause = Console(highlight=False), all_clauses().get(trace.header.clause)
     heading = f"{trace.header.clause} · {clause.title if clause else trace.header.check}   ({name})"
-    console.print(Text(heading, style="bold red" if held.parted_at else "bold"), soft_wrap=True)
-    for call in held.calls:
+    console.print(Text(heading, style="bold red" if replay.mismatch_line else "bold"), soft_wrap=True)
+    for call in replay.calls:
         console.print(Text(f"  {call}"), soft_wrap=True)
-    if not held.calls:
+    if not replay.calls:
         raise CannotRun(f"{options.trace}: no call could be made, so {name} is not judged")
-    if held.missing:
-        console.print(Text(f"not offered, and skipped: {', '.join(held.missing)}", style="dim"))
-    if not held.parted_at:
+    if replay.missing:
+        console.print(Text(f"not offered, and skipped: {', '.join(replay.missing)}", style="dim"))
+    if not replay.mismatch_line:
         console.print(Text("every reply is as expected", style="bold green"))
         return 0
-    console.print(Text(f"    {held.what}\n    expected {held.expected}\n    got      {held.got}"), soft_wrap=True)
+    console.print(Text(f"    {replay.what}\n    expected {replay.expected}\n    got      {replay.got}"), soft_wrap=True)
     recorded = trace.header.failed or {}
-    as_recorded = recorded.get("got") == held.got
+    as_recorded = recorded.get("got") == replay.got
     if as_recorded and "cause" in recorded:
         console.print(Text(f"    cause    {recorded['cause']}"), soft_wrap=True)
-    where = f"first mismatch at line {held.parted_at} of {options.trace}{', the same reply as recorded' if as_recorded else ''}"
+    where = (
+        f"first mismatch at line {replay.mismatch_line} of {options.trace}{', the same reply as recorded' if as_recorded else ''}"
+    )
     console.print(Text(where, style="bold red"), soft_wrap=True)
     return 1

@@ -7,34 +7,34 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from kvref_conformance.exceptions import CannotRun, NotOffered
 from kvref_conformance.implementations import is_program
 from kvref_conformance.oracle.model_runner import UnknownObject
-from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.report.html import is_report, write_site
 from kvref_conformance.report.json_file import read_json
-from kvref_conformance.report.repro_script import script
-from kvref_conformance.report.results_model import ResultFile, changes
+from kvref_conformance.report.repro_script import make_script
+from kvref_conformance.report.results_model import ResultFile, list_changes
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.runner.start import make_runner
-from kvref_conformance.traces.format import read
+from kvref_conformance.runner.subprocess_runner import make_runner
+from kvref_conformance.traces.format import read_trace
 
-LONGEST = 80  # maximum length of a label
+MAX_LABEL_LENGTH = 80  # maximum length of a label
 
 
-def report(options: argparse.Namespace) -> int:
+def make_report(options: argparse.Namespace) -> int:
     if options.script:
         if options.output or options.since:
             raise CannotRun(f"--script: expected no {'--output' if options.output else '--since'}")
-        return _script(Path(options.script), options.results)
+        return _print_script(Path(options.script), options.results)
     if not (options.output or options.since):
         raise CannotRun("expected --output DIR for a report, --since OLD for a list of changes, or --script TRACE for a script")
     if not options.results:
         raise CannotRun("expected RESULTS.json, one or more files that kvref check --json wrote")
     if options.output:
-        _is_free(Path(options.output))
-    runs = _read(options.results)
+        _require_free_folder(Path(options.output))
+    runs = _read_results(options.results)
     if options.since:
-        _say_changes(_read(_files(Path(options.since))), runs)
+        _print_changes(_read_results(_result_files(Path(options.since))), runs)
     if options.output:
         page = write_site(Path(options.output), list(runs.values()))
         counted = f"{len(runs)} implementation{'' if len(runs) == 1 else 's'}"
@@ -42,7 +42,7 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _is_free(folder: Path) -> None:
+def _require_free_folder(folder: Path) -> None:
     """Raises CannotRun if the folder contains anything other than an older report."""
     if folder.exists() and not folder.is_dir():
         raise CannotRun(f"--output: expected a folder, got the file {folder}")
@@ -52,11 +52,11 @@ def _is_free(folder: Path) -> None:
         )
 
 
-def _read(results: Iterable[str]) -> dict[str, ResultFile]:
+def _read_results(results: Iterable[str]) -> dict[str, ResultFile]:
     """Runs by name. Raises CannotRun, ResultsError."""
     runs: dict[str, ResultFile] = {}
     for said in results:
-        label, path = _labelled(said)
+        label, path = _split_label(said)
         run = ResultFile(path, read_json(path), label)
         if run.name in runs:
             raise CannotRun(
@@ -67,7 +67,7 @@ def _read(results: Iterable[str]) -> dict[str, ResultFile]:
     return runs
 
 
-def _files(path: Path) -> list[str]:
+def _result_files(path: Path) -> list[str]:
     """The file itself, or the JSON files in a folder. Raises CannotRun."""
     found = sorted(str(each) for each in path.glob("*.json")) if path.is_dir() else [str(path)]
     if not found:
@@ -75,11 +75,11 @@ def _files(path: Path) -> list[str]:
     return found
 
 
-def _say_changes(before: dict[str, ResultFile], now: dict[str, ResultFile]) -> None:
+def _print_changes(before: dict[str, ResultFile], now: dict[str, ResultFile]) -> None:
     """A paragraph per implementation with changes, and one line that counts the others."""
     console, same = Console(highlight=False), 0
     for name, run in now.items():
-        lines = changes(before[name], run) if name in before else [f"new: {run.said}"]
+        lines = list_changes(before[name], run) if name in before else [f"new: {run.summary}"]
         same += not lines
         if lines:
             console.print(Text("\n  ".join([name, *lines])), soft_wrap=True)
@@ -88,17 +88,17 @@ def _say_changes(before: dict[str, ResultFile], now: dict[str, ResultFile]) -> N
         console.print(Text(f"only in the older results: {', '.join(gone)}"), soft_wrap=True)
 
 
-def _script(path: Path, names: list[str]) -> int:
+def _print_script(path: Path, names: list[str]) -> int:
     """Runs in this process, because the calls that the adapter makes to the library are recorded."""
     if len(names) > 1:
         raise CannotRun(f"--script: expected one NAME, got {', '.join(names)}")
-    trace = read(path)
+    trace = read_trace(path)
     name = names[0] if names else trace.header.implementation.get("load", trace.header.implementation["name"])
     if is_program(name):
         raise CannotRun(f"--script: expected an implementation in Python, got {name}: kvref cannot record calls inside a program")
     judge = make_runner(RunOptions(name, Effort(seed=trace.header.seed, slow=True, real=True), isolate=False))
     try:
-        print(script(trace, judge), end="")
+        print(make_script(trace, judge), end="")
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
     except UnknownObject as unknown:
@@ -108,11 +108,11 @@ def _script(path: Path, names: list[str]) -> int:
     return 0
 
 
-def _labelled(said: str) -> tuple[str, Path]:
+def _split_label(said: str) -> tuple[str, Path]:
     """The label (empty if there is none) and the path in FILE or NAME=FILE. Raises CannotRun."""
     label, equals, file = said.partition("=")
     if not equals or Path(said).exists():  # the name of an existing file may contain "="
         return "", Path(said)
-    if not label or not file or not label.isprintable() or len(label) > LONGEST:
-        raise CannotRun(f"expected NAME=FILE, where NAME is one line of 1 to {LONGEST} characters, got {said}")
+    if not label or not file or not label.isprintable() or len(label) > MAX_LABEL_LENGTH:
+        raise CannotRun(f"expected NAME=FILE, where NAME is one line of 1 to {MAX_LABEL_LENGTH} characters, got {said}")
     return label, Path(file)

@@ -10,18 +10,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_canary.server.url import PREFIX
+from kvref_canary.server.url import SERVER_PREFIX
 from kvref_conformance.calls import interrupts
 from kvref_conformance.commands.soak_server import soak_server
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementation_api import offers
-from kvref_conformance.implementations import existing_folder, needed, patience
-from kvref_conformance.outcome import CannotRun, CheckResult
+from kvref_conformance.implementations import call_timeout, require_folder, required_name
+from kvref_conformance.results import CheckResult
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, RunEnded
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.runner.start import make_runner
-from kvref_conformance.soak.cache_console import bar, print_broken, print_figures
-from kvref_conformance.soak.cache_soak import SoakStatistics, a_serving_workload, soak
-from kvref_conformance.soak.drivers import served
+from kvref_conformance.runner.subprocess_runner import make_runner
+from kvref_conformance.soak.cache_console import print_figures, print_violation, progress_bar
+from kvref_conformance.soak.cache_soak import SoakStatistics, a_serving_workload, run_soak
+from kvref_conformance.soak.drivers import soak_families
 from kvref_conformance.testlib.registry import Check
 from kvref_conformance.traces.paths import save_failure
 
@@ -29,79 +30,79 @@ FAILURES = Path(".kvref/failures")
 
 
 def soak_implementation(options: argparse.Namespace) -> int:
-    options.name = needed(options)
+    options.name = required_name(options)
     if not 0 < options.minutes < math.inf:
         raise CannotRun(f"--minutes: expected a finite number above 0, got {options.minutes:g}")
     if options.seed < 0:
         raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
-    if options.family is not None and options.family not in served():
-        raise CannotRun(f"--family: expected one of {', '.join(served())}, got {options.family!r}")
-    existing_folder("json", options.json)
-    if options.name.startswith(PREFIX):
+    if options.family is not None and options.family not in soak_families():
+        raise CannotRun(f"--family: expected one of {', '.join(soak_families())}, got {options.family!r}")
+    require_folder("json", options.json)
+    if options.name.startswith(SERVER_PREFIX):
         return soak_server(options)
     for option in ("concurrency", "plot"):
         if getattr(options, option) is not None:
             raise CannotRun(f"--{option}: expected also --server URL: only a server gets several requests at once")
     judge = make_runner(
-        RunOptions(options.name, Effort(seed=options.seed, timeout=patience(options, options.name)), isolate=options.isolate)
+        RunOptions(options.name, Effort(seed=options.seed, timeout=call_timeout(options, options.name)), isolate=options.isolate)
     )
     try:
-        return _soak(options, judge)
+        return _run_soak(options, judge)
     finally:
         judge.close()
 
 
-def _soak(options: argparse.Namespace, judge: CheckRunner) -> int:
-    families = [each for each in served() if offers(judge.implementation, each) and options.family in (None, each)]
+def _run_soak(options: argparse.Namespace, judge: CheckRunner) -> int:
+    families = [each for each in soak_families() if offers(judge.implementation, each) and options.family in (None, each)]
     if not families:
-        raise CannotRun(f"{options.name}: nothing to soak, it does not offer {options.family or ' or '.join(served())}")
+        raise CannotRun(f"{options.name}: nothing to soak, it does not offer {options.family or ' or '.join(soak_families())}")
     console, latest, broken = Console(highlight=False), dict[str, SoakStatistics](), dict[str, CheckResult]()
     interrupted = False
     for family in families:
         try:
-            with bar(Console(stderr=True), judge, latest):
+            with progress_bar(Console(stderr=True), judge, latest):
                 latest.setdefault(family, SoakStatistics(family))
-                failure = _of_family(options, judge, family, 60 * options.minutes / len(families), latest)
+                failure = _soak_family(options, judge, family, 60 * options.minutes / len(families), latest)
             if failure is not None:
-                broken[family] = judge.shown(failure)
+                broken[family] = judge.shrink_failure(failure)
                 saved = save_failure([broken[family]], FAILURES, f"LAW-18-{family}", options.name)
-                again = shlex.join(_again(options, family))
-                print_broken(console, "LAW-18", broken[family], options.name, _replayable(saved), [("again", again)])
+                again = shlex.join(_repeat_command(options, family))
+                print_violation(console, "LAW-18", broken[family], options.name, _replayable_trace(saved), [("again", again)])
         except KeyboardInterrupt:
             interrupted = True
             break
     figures = [each for each in latest.values() if each.events or each.not_offered or each.family in broken]
     print_figures(console, figures, broken)
     if options.json:
-        _write(Path(options.json), options, judge, figures, broken, interrupted)
-    return _concluded(console, options, figures, broken, interrupted)
+        _write_json(Path(options.json), options, judge, figures, broken, interrupted)
+    return _print_verdict(console, options, figures, broken, interrupted)
 
 
-def _of_family(
+def _soak_family(
     options: argparse.Namespace, judge: CheckRunner, family: str, seconds: float, latest: dict[str, SoakStatistics]
 ) -> Failure | None:
     check = Check("LAW-18", family, a_serving_workload)
     try:
-        soaked = judge.run(soak, family, options.seed, seconds)
+        soaked = judge.run(run_soak, family, options.seed, seconds)
     except RunEnded as ended:  # only the last call is known
-        return Failure(check, ended.conversation, ended.broken)
+        return Failure(check, ended.call_trace, ended.violation)
     latest[family] = soaked.figures
-    if soaked.held is None or soaked.held.broken is None:
+    if soaked.failure is None or soaked.failure.violation is None:
         return None
-    return Failure(check, soaked.held.conversation, soaked.held.broken)
+    return Failure(check, soaked.failure.call_trace, soaked.failure.violation)
 
 
-def _replayable(saved: tuple[CheckResult, Path] | None) -> Path | None:
+def _replayable_trace(saved: tuple[CheckResult, Path] | None) -> Path | None:
     """The trace, if a replay can show the failure. If the trace is too large or the process died, only the soak can show it."""
     return saved[1] if saved and json.loads(saved[0].trace[0])["judge"] == "model" else None
 
 
-def _again(options: argparse.Namespace, family: str) -> list[str]:
+def _repeat_command(options: argparse.Namespace, family: str) -> list[str]:
     command = ["kvref", "soak", options.name, "--family", family, "--minutes", f"{options.minutes:g}"]
     return [*command, "--seed", str(options.seed)] if options.seed else command
 
 
-def _write(
+def _write_json(
     path: Path,
     options: argparse.Namespace,
     judge: CheckRunner,
@@ -118,7 +119,7 @@ def _write(
     path.write_text(json.dumps({**said, "interrupted": interrupted, "families": families}, indent=1) + "\n", encoding="utf-8")
 
 
-def _concluded(
+def _print_verdict(
     console: Console,
     options: argparse.Namespace,
     figures: list[SoakStatistics],

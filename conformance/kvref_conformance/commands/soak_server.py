@@ -8,34 +8,34 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvref_canary.server.url import address
+from kvref_canary.server.url import parse_address
 from kvref_conformance.calls import interrupts
-from kvref_conformance.implementations import existing_folder, patience
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.implementations import call_timeout, require_folder
 from kvref_conformance.implementations.server import ServerImplementation
-from kvref_conformance.outcome import CannotRun
 from kvref_conformance.soak.server_statistics import ServerStatistics
 
-CONCURRENCY = 8
-MOST = 1024  # requests at once: the usual limit of open files per process
+DEFAULT_CONCURRENCY = 8
+MAX_CONCURRENCY = 1024  # requests at once: the usual limit of open files per process
 
 
 def soak_server(options: argparse.Namespace) -> int:
     for option in ("family", "isolate"):
         if getattr(options, option) is not None:
             raise CannotRun(f"--{option}: expected no --{option} with --server")
-    concurrency = CONCURRENCY if options.concurrency is None else options.concurrency
-    if not 1 <= concurrency <= MOST:
-        raise CannotRun(f"--concurrency: expected 1 to {MOST}, got {concurrency}")
-    silence = patience(options, options.name)
-    existing_folder("plot", options.plot)
-    served = ServerImplementation(address(options.name), silence)
+    concurrency = DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency
+    if not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise CannotRun(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {concurrency}")
+    silence = call_timeout(options, options.name)
+    require_folder("plot", options.plot)
+    served = ServerImplementation(parse_address(options.name), silence)
     try:
-        return _soak(options, served, concurrency)
+        return _run_soak(options, served, concurrency)
     finally:
         served.close()
 
 
-def _soak(options: argparse.Namespace, served: ServerImplementation, concurrency: int) -> int:
+def _run_soak(options: argparse.Namespace, served: ServerImplementation, concurrency: int) -> int:
     from kvref_conformance.soak import server_console  # they need packages whose presence `ServerImplementation` has checked
     from kvref_conformance.soak.server_soak import ServerSoak
 
@@ -44,7 +44,7 @@ def _soak(options: argparse.Namespace, served: ServerImplementation, concurrency
     about = f"{served.name} {served.version} ({served.language}), {concurrency} requests at a time"
     console.print(Text(about, style="bold"), soft_wrap=True)
     try:
-        with server_console.bar(Console(stderr=True), figures, seconds) as tell:
+        with server_console.progress_bar(Console(stderr=True), figures, seconds) as tell:
             served.background.run(soak.run(seconds), tell)
     except KeyboardInterrupt:
         interrupted = True
@@ -55,11 +55,11 @@ def _soak(options: argparse.Namespace, served: ServerImplementation, concurrency
         said |= {"concurrency": concurrency, "interrupted": interrupted, **figures.document()}
         Path(options.json).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        Path(options.plot).write_text(server_console.plot(figures, about), encoding="utf-8")
-    return _concluded(console, figures, interrupted)
+        Path(options.plot).write_text(server_console.make_plot(figures, about), encoding="utf-8")
+    return _print_verdict(console, figures, interrupted)
 
 
-def _concluded(console: Console, figures: ServerStatistics, interrupted: bool) -> int:
+def _print_verdict(console: Console, figures: ServerStatistics, interrupted: bool) -> int:
     failed = figures.failed.total()
     if figures.wrong_tokens:
         what = f"{figures.wrong_tokens:,} wrong tokens in {figures.wrong_requests:,} answers"

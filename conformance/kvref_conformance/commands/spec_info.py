@@ -8,9 +8,9 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.clauses import Clause, all_clauses, near, spec
-from kvref_conformance.implementations import names
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.clauses import Clause, all_clauses, spec, suggest_clause
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.implementations import all_implementations
 from kvref_conformance.testlib.registry import all_checks
 
 
@@ -19,7 +19,7 @@ def list_implementations(options: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("implementation", no_wrap=True)
     table.add_column("status")
-    for listed in names():
+    for listed in all_implementations():
         table.add_row(listed.name, Text(listed.missing, style="yellow") if listed.missing else Text("ready", style="green"))
     console.print(table)
     return 0
@@ -39,7 +39,7 @@ def explain(options: argparse.Namespace) -> int:
     id = re.sub(r" ?\(?[a-z](?:, ?[a-z])*\)?$", "", name)  # as failures cite a clause: PAGED-18 (b)
     clause = all_clauses().get(name.upper()) or all_clauses().get(id.upper())
     if clause is None:
-        raise CannotRun(f"no clause {name!r}{near(name, chapters)} (chapters: {', '.join(chapters)})")
+        raise CannotRun(f"no clause {name!r}{suggest_clause(name, chapters)} (chapters: {', '.join(chapters)})")
     console.print(Markdown(_clause_markdown(clause)))
     return 0
 

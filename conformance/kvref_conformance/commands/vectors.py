@@ -9,34 +9,34 @@ from rich.table import Table
 from rich.text import Text
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.implementations import named
-from kvref_conformance.outcome import CannotRun
-from kvref_conformance.runner.check_runner import shown_calls
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.implementations import selected_name
+from kvref_conformance.runner.check_runner import shorten_calls
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.runner.start import make_runner
-from kvref_conformance.vectors.check import VectorResult, check
-from kvref_conformance.vectors.generate import MANIFEST, make
+from kvref_conformance.runner.subprocess_runner import make_runner
+from kvref_conformance.vectors.check import VectorResult, check_vectors
+from kvref_conformance.vectors.generate import MANIFEST, make_vectors
 
 
-def vectors(options: argparse.Namespace) -> int:
-    name, console = named(options), Console(highlight=False)
+def compare_vectors(options: argparse.Namespace) -> int:
+    name, console = selected_name(options), Console(highlight=False)
     if (options.output is None) == (options.check is None):
         raise CannotRun("expected -o DIR to write test vectors, or --check DIR and a NAME to compare an implementation with them")
     if options.output is not None:
         if name is not None:
             raise CannotRun(f"-o: expected no NAME, got {name}: the vectors are always made from the reference")
-        return _write(Path(options.output), console)
+        return _write_vectors(Path(options.output), console)
     if name is None:
         raise CannotRun("--check: expected also a NAME or --exec COMMAND, the implementation to compare with the vectors")
     judge = make_runner(RunOptions(name, Effort(timeout=options.timeout)))
     try:
-        held = list(check(Path(options.check), judge))
+        held = list(check_vectors(Path(options.check), judge))
     finally:
         judge.close()
     failed = [each for each in held if each.verdict == "failed"]
     for each in failed:
-        _show(console, each, Path(options.check), name)
-    console.print(_table(held))
+        _print_result(console, each, Path(options.check), name)
+    console.print(_results_table(held))
     if all(each.verdict == "not offered" for each in held):
         raise CannotRun(f"{name}: nothing to test, it offers no operation of these vectors")
     conclusion = f"{len(failed)} of {len(held)} files do not match" if failed else "every reply matches the vectors"
@@ -44,12 +44,12 @@ def vectors(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _write(folder: Path, console: Console) -> int:
+def _write_vectors(folder: Path, console: Console) -> int:
     if folder.exists() and not folder.is_dir():
         raise CannotRun(f"-o: expected a folder, got the file {folder}")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
         raise CannotRun(f"-o: {folder} is not empty and has no {MANIFEST}: expected a new or empty folder, or older vectors")
-    made = make()
+    made = make_vectors()
     made.write(folder)
     size = sum(map(len, made.files.values())) / 1e6
     console.print(f"{folder}: {len(made.traces)} traces and {len(made.formats)} formats, {size:.1f} MB; {MANIFEST} lists them")
@@ -57,20 +57,20 @@ def _write(folder: Path, console: Console) -> int:
     return 0
 
 
-def _show(console: Console, each: VectorResult, folder: Path, name: str) -> None:
-    assert each.broken
-    clause = all_clauses().get(each.broken.clause)
+def _print_result(console: Console, each: VectorResult, folder: Path, name: str) -> None:
+    assert each.violation
+    clause = all_clauses().get(each.violation.clause)
     title = f"{clause.id} · {clause.title}" if clause else each.file
     console.print(Text(f"{title}   ({name})", style="bold red"), soft_wrap=True)
-    for call in shown_calls(each.calls):
+    for call in shorten_calls(each.calls):
         console.print(Text(f"  {call}"), soft_wrap=True)
-    what, expected, got = each.broken.what, each.broken.expected, each.broken.got
+    what, expected, got = each.violation.what, each.violation.expected, each.violation.got
     console.print(Text(f"    {what}\n    expected {expected}\n    got      {got}"), soft_wrap=True)
     at = f"line {each.line} of " if each.line else ""
     console.print(Text(f"  first mismatch at {at}{folder / each.file}\n"), soft_wrap=True)
 
 
-def _table(held: list[VectorResult]) -> Table:
+def _results_table(held: list[VectorResult]) -> Table:
     counts = Counter((each.group, str(each.verdict)) for each in held)
     table = Table("vectors", box=None, pad_edge=False, header_style="bold")
     verdicts = ("passed", "failed", "not offered")

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 import kvref_zoo
-from kvref_conformance.outcome import CannotRun
-from kvref_conformance.runner.zoo_report import look_at
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.runner.zoo_report import judge_member
 
 
 def show_zoo(options: argparse.Namespace) -> int:
@@ -25,12 +25,14 @@ def show_zoo(options: argparse.Namespace) -> int:
     table.add_column("calls", justify="right")
     table.add_column("modelled on", style="dim", overflow="fold")
     survivors = 0
-    with Live(table, console=console, refresh_per_second=2, vertical_overflow="visible") if console.is_terminal else _Quiet():
+    with (
+        Live(table, console=console, refresh_per_second=2, vertical_overflow="visible") if console.is_terminal else _NoLiveTable()
+    ):
         for name in [name.removeprefix("zoo:") for name in options.names] or kvref_zoo.names():
-            seen = look_at(name)
+            seen = judge_member(name)
             if seen.failed:
                 calls = len(seen.shortest.trace) // 2  # one header line, then two lines per call
-                table.add_row(name, seen.member.clause, Text(seen.caught_by, style="green"), str(calls), seen.member.seen_in)
+                table.add_row(name, seen.member.clause, Text(seen.detected_by, style="green"), str(calls), seen.member.seen_in)
             else:
                 survivors += 1
                 table.add_row(name, seen.member.clause, Text("nothing", style="bold red"), "", seen.member.seen_in)
@@ -44,7 +46,7 @@ def show_zoo(options: argparse.Namespace) -> int:
     return 1 if survivors else 0
 
 
-class _Quiet:
+class _NoLiveTable:
     """Stands in for Live if there is no terminal: the table is printed once, at the end."""
 
     def __enter__(self) -> None: ...

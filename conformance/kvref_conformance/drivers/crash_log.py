@@ -20,8 +20,8 @@ from kvref_conformance.implementation_api import NDArray
 
 # The header of a record: the number of the call trace (each overwrites the previous one), the index of the exchange in it, and
 # the length and checksum of the record, which may be cut off.
-HEAD = struct.Struct("<IIII")
-AWAY = 2**33  # a file offset far past the records; the file is sparse, so the gap occupies no space
+RECORD_HEADER = struct.Struct("<IIII")
+EMPTY_OFFSET = 2**33  # a file offset far past the records; the file is sparse, so the gap occupies no space
 
 
 class CrashLogWriter:
@@ -29,17 +29,19 @@ class CrashLogWriter:
 
     def __init__(self, file: int) -> None:
         self._file, self._end, self._number = file, 0, 0
-        os.lseek(file, AWAY, os.SEEK_SET)  # stray writes of the implementation to this descriptor do not overwrite records
+        os.lseek(
+            file, EMPTY_OFFSET, os.SEEK_SET
+        )  # stray writes of the implementation to this descriptor do not overwrite records
 
     def __call__(self, subject: Subject, exchange: Exchange) -> None:
-        position = len(subject.conversation) - 1
+        position = len(subject.call_trace) - 1
         if position == 0:
             self._number, self._end = self._number + 1, 0
-        before = subject.conversation[-2].reply if position else None
+        before = subject.call_trace[-2].reply if position else None
         request, answer = exchange.request, before and (before.ok, before.error)
         # Pickling the fields is several times faster than pickling the dataclass instances.
-        said = _dumped((request.id, request.op, request.on, request.args, exchange.quiet, answer))
-        written = HEAD.pack(self._number, position, len(said), zlib.crc32(said)) + said
+        said = _dump((request.id, request.op, request.on, request.args, exchange.quiet, answer))
+        written = RECORD_HEADER.pack(self._number, position, len(said), zlib.crc32(said)) + said
         os.pwrite(self._file, written, self._end)
         self._end += len(written)
 
@@ -49,17 +51,17 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is np.ndarray and value.dtype.kind in "biuf":
-            return _array, (value.dtype.str, value.shape, value.tobytes())
+            return _make_array, (value.dtype.str, value.shape, value.tobytes())
         return NotImplemented
 
 
-def _dumped(value: Any) -> bytes:
+def _dump(value: Any) -> bytes:
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
 
 
-def _array(dtype: str, shape: tuple[int, ...], values: bytes) -> NDArray:
+def _make_array(dtype: str, shape: tuple[int, ...], values: bytes) -> NDArray:
     return np.frombuffer(values, dtype).reshape(shape).copy()
 
 
@@ -79,18 +81,18 @@ class CrashLog:
 
     def read(self) -> list[Exchange]:
         """The call trace up to the last call that was made."""
-        conversation: list[Exchange] = []
+        call_trace: list[Exchange] = []
         self._file.seek(0)
         first = None
-        while len(head := self._file.read(HEAD.size)) == HEAD.size:
-            number, position, length, checksum = HEAD.unpack(head)
+        while len(head := self._file.read(RECORD_HEADER.size)) == RECORD_HEADER.size:
+            number, position, length, checksum = RECORD_HEADER.unpack(head)
             said = self._file.read(length) if first in (None, number) else b""
             if not said or zlib.crc32(said) != checksum:
                 break  # a record of an earlier call trace, or one that is cut off
             first = number
             *request, quiet, answer = pickle.loads(said)
-            del conversation[position:]  # calls that were not offered have been removed from the call trace
-            if conversation:
-                conversation[-1].reply = answer and CallReply(*answer)
-            conversation.append(Exchange(CallRequest(*request), quiet=quiet))
-        return conversation
+            del call_trace[position:]  # calls that were not offered have been removed from the call trace
+            if call_trace:
+                call_trace[-1].reply = answer and CallReply(*answer)
+            call_trace.append(Exchange(CallRequest(*request), quiet=quiet))
+        return call_trace

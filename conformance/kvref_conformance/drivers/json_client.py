@@ -15,17 +15,17 @@ import numpy as np
 
 from kvref import errors
 from kvref_conformance.calls.messages import KNOWN_KINDS, ObjectReference
-from kvref_conformance.calls.operation_table import made_by, operations
-from kvref_conformance.drivers.resource_limits import ONCE_HUNG, TimedOut, time_limit
-from kvref_conformance.drivers.subprocess_pipe import LONGEST, PipeClosed, SubprocessPipe, shown
+from kvref_conformance.calls.operation_table import operations, result_protocol
+from kvref_conformance.drivers.resource_limits import TIMEOUT_AFTER_HANG, TimedOut, time_limit
+from kvref_conformance.drivers.subprocess_pipe import MAX_LINE_BYTES, PipeClosed, SubprocessPipe, quote_output
+from kvref_conformance.exceptions import NotOffered, ProcessDeath
 from kvref_conformance.families import names
 from kvref_conformance.implementation_api import ExternalImplementation, Level, NDArray
 from kvref_conformance.limits import Limits, LimitsError
-from kvref_conformance.outcome import Died, NotOffered
 from kvref_conformance.traces.json_codec import NotSerializable, from_wire, to_wire
 
 PROTOCOL = 1
-STARTING = 30.0  # seconds until the reply to "hello"; ONCE_HUNG after it was late once
+START_TIMEOUT = 30.0  # seconds until the reply to "hello"; ONCE_HUNG after it was late once
 
 
 class HelloError(Exception):
@@ -43,34 +43,34 @@ class JsonClient(ExternalImplementation):
 
     def __init__(self, command: Sequence[str], folder: Path, show_stderr: bool = False) -> None:
         self._pipe = SubprocessPipe(command, folder, show_stderr)
-        self._broken: Died | None = None  # why calls are impossible
-        self._patience = STARTING
-        said = self.begin()
+        self._broken: ProcessDeath | None = None  # why calls are impossible
+        self._patience = START_TIMEOUT
+        said = self.send_hello()
         if self._broken:
             raise HelloError(f"hello: expected {self._broken.expected}, got {self._broken.got}")
-        told = _told(said)
+        told = _validate_hello(said)
         self.name, self.version, self.language, self.level = (told[name] for name in ("name", "version", "language", "level"))
         self.formats, self.limits = tuple(told["formats"]), told.get("limits")
         for family in told["families"]:
             setattr(self, family, partial(self._make, family))
 
-    def begin(self) -> Any:
+    def send_hello(self) -> Any:
         """Send "hello", after which the program has no objects. Returns its reply, or None if it did not reply."""
         self._ids, self._broken = count(), None
         try:
             with time_limit(self._patience):
-                return self._ask("hello", None, {"protocol": PROTOCOL})[1]
+                return self._send_request("hello", None, {"protocol": PROTOCOL})[1]
         except TimedOut as late:
-            self._broken = Died("hello", f"a reply within {self._patience:g} s", late.got)
-            self._patience = ONCE_HUNG
-        except Died as died:
+            self._broken = ProcessDeath("hello", f"a reply within {self._patience:g} s", late.got)
+            self._patience = TIMEOUT_AFTER_HANG
+        except ProcessDeath as died:
             self._broken = died
         except Exception as refused:
-            self._broken = Died("hello", '"ok"', f"{type(refused).__name__}: {refused}")
+            self._broken = ProcessDeath("hello", '"ok"', f"{type(refused).__name__}: {refused}")
 
     def close(self, politely: bool = True) -> int | None:
         """End the program. politely: send "bye" first. Returns the exit code, or None if it did not run or was killed."""
-        return self._pipe.end(_line(next(self._ids), "bye", None, {}) if politely else b"")
+        return self._pipe.end(_encode_request(next(self._ids), "bye", None, {}) if politely else b"")
 
     def asarray(self, values: Any) -> NDArray:
         return np.array(values)
@@ -79,42 +79,42 @@ class JsonClient(ExternalImplementation):
         return array
 
     def call(self, op: str, on: int | None, args: dict[str, Any]) -> tuple[int, Any]:
-        """Send a request, and return its id and the result. Raises the error in the reply, NotOffered, or Died."""
-        if self._broken or not self._pipe.runs:
-            raise self._broken or Died(op, "a reply", "none: the process has ended")
-        return self._ask(op, on, args)
+        """Send a request, and return its id and the result. Raises the error in the reply, NotOffered, or ProcessDeath."""
+        if self._broken or not self._pipe.is_running:
+            raise self._broken or ProcessDeath(op, "a reply", "none: the process has ended")
+        return self._send_request(op, on, args)
 
     def _make(self, family: str, **config: Any) -> "RemoteObject":
         id, made = self.call(f"{family}.new", None, config)
         if made != ObjectReference(id):
-            raise Died(f"{family}.new", f'{{"handle": {id}}}', repr(made))
+            raise ProcessDeath(f"{family}.new", f'{{"handle": {id}}}', repr(made))
         return _class_of(family)(self, id)
 
-    def _ask(self, op: str, on: int | None, args: dict[str, Any]) -> tuple[int, Any]:
+    def _send_request(self, op: str, on: int | None, args: dict[str, Any]) -> tuple[int, Any]:
         id = next(self._ids)
-        line = _line(id, op, on, args)
-        if len(line) > LONGEST:
-            raise NotOffered(f"arrays of more than {LONGEST >> 20} MiB over a pipe")
+        line = _encode_request(id, op, on, args)
+        if len(line) > MAX_LINE_BYTES:
+            raise NotOffered(f"arrays of more than {MAX_LINE_BYTES >> 20} MiB over a pipe")
         try:
             came = self._pipe.ask(line)
         except PipeClosed as lost:
-            raise Died(op, "a reply", f"none: {lost}") from None
+            raise ProcessDeath(op, "a reply", f"none: {lost}") from None
         try:
             reply = json.loads(came)
             result = from_wire(reply["ok"]) if _is_reply(reply, id) else None
         except (ValueError, RecursionError):
-            raise self._garbled(op, "a line of JSON", shown(came)) from None
+            raise self._malformed_reply(op, "a line of JSON", quote_output(came)) from None
         except MalformedMessage as garbled:
-            raise self._garbled(op, *garbled.args) from None
+            raise self._malformed_reply(op, *garbled.args) from None
         except NotSerializable as wrong:
-            raise self._garbled(op, "values as JSON", str(wrong)) from None
+            raise self._malformed_reply(op, "values as JSON", str(wrong)) from None
         if "error" in reply:
             raise _error(reply["error"]["kind"], str(reply["error"].get("message", "")))
         return id, result
 
-    def _garbled(self, op: str, expected: str, got: str) -> Died:
+    def _malformed_reply(self, op: str, expected: str, got: str) -> ProcessDeath:
         self._pipe.kill()  # later replies might no longer match their requests
-        return Died(op, expected, got)
+        return ProcessDeath(op, expected, got)
 
 
 class RemoteObject:
@@ -129,7 +129,7 @@ class RemoteObject:
         operation = operations(self.family)[name]
         everything = dict(zip(operation.parameters, args, strict=False)) | named
         id, result = self._program.call(f"{self.family}.{name}", self.id, everything)
-        if (made := made_by(operation.reply)) and result == ObjectReference(id):
+        if (made := result_protocol(operation.result)) and result == ObjectReference(id):
             return _class_of(made)(self._program, id)
         return result
 
@@ -145,7 +145,7 @@ def _class_of(family: str) -> type[RemoteObject]:
     return type(family, (RemoteObject,), {"family": family, **members})
 
 
-def _line(id: int, op: str, on: int | None, args: dict[str, Any]) -> bytes:
+def _encode_request(id: int, op: str, on: int | None, args: dict[str, Any]) -> bytes:
     named = {
         name: to_wire(ObjectReference(value.id) if isinstance(value, RemoteObject) else value) for name, value in args.items()
     }
@@ -160,7 +160,7 @@ class MalformedMessage(Exception):
 def _is_reply(reply: Any, id: int) -> bool:
     """Whether the reply is a result (True) or an error (False). Raises MalformedMessage if it is malformed."""
     if not isinstance(reply, dict):
-        raise MalformedMessage("an object", shown(json.dumps(reply).encode()))
+        raise MalformedMessage("an object", quote_output(json.dumps(reply).encode()))
     if reply.get("id") != id or isinstance(reply["id"], bool):
         raise MalformedMessage(
             f'"id": {id}, the id of the request', f'"id": {json.dumps(reply["id"])}' if "id" in reply else "no id"
@@ -169,7 +169,7 @@ def _is_reply(reply: Any, id: int) -> bool:
         raise MalformedMessage('either "ok" or "error", besides the id', ", ".join(sorted(set(reply) - {"id"})) or "nothing")
     error = reply.get("error", {"kind": ""})
     if not isinstance(error, dict) or not isinstance(error.get("kind"), str):
-        raise MalformedMessage('an error with a "kind", a string', shown(json.dumps(error).encode()))
+        raise MalformedMessage('an error with a "kind", a string', quote_output(json.dumps(error).encode()))
     return "ok" in reply
 
 
@@ -184,7 +184,7 @@ def _error(kind: str, message: str) -> Exception:
     return odd
 
 
-def _told(said: Any) -> dict[str, Any]:
+def _validate_hello(said: Any) -> dict[str, Any]:
     """The validated reply to "hello". Raises HelloError."""
     told: dict[str, Any] = said if isinstance(said, dict) else {}
     for field in ("name", "version", "language", "level", "formats", "families"):

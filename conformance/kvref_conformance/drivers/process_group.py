@@ -15,7 +15,7 @@ from typing import Any
 from kvref_conformance.calls import interrupts
 
 
-def how_it_ended(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """The end of a process in words. code: its Popen.returncode, which is negative for a signal."""
     if code is not None and code < 0:
         return f"the process was killed by {signal.Signals(-code).name}"
@@ -40,13 +40,13 @@ class ProcessGroup:
 _running: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
-def end_all() -> None:
+def kill_all_groups() -> None:
     """Kill all child processes, before the judge exits at once."""
     for session in list(_running):
         session.end()
 
 
-interrupts.at_once.append(end_all)
+interrupts.exit_callbacks.append(kill_all_groups)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -7,9 +7,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from kvref_conformance.calls.messages import error_of, show
+from kvref_conformance.calls.messages import format_value, to_call_error
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import Implementation, NDArray, Statistics
-from kvref_conformance.outcome import Broken, NotOffered
 
 
 class StatsReply(dict[str, Any]):
@@ -25,23 +25,23 @@ class MalformedReply(Exception):
     """A result has the wrong type. The message is what the interface expects."""
 
 
-def plain(implementation: Implementation, result: Any, hint: Any, what: str) -> Any:
+def to_plain_data(implementation: Implementation, result: Any, hint: Any, what: str) -> Any:
     """Convert a result to plain data. hint: its annotation in the interface. what: its name in messages.
 
-    Raises Broken if the result does not match the annotation.
+    Raises ClauseViolation if the result does not match the annotation.
     """
     try:
-        return _plain(implementation, result, hint)
+        return _convert(implementation, result, hint)
     except MalformedReply as expected:
-        raise Broken(what, str(expected), shown(result)) from None
+        raise ClauseViolation(what, str(expected), short_repr(result)) from None
     except NotOffered:
         raise
     except Exception as error:  # raised by `to_numpy`, or by an attribute of a strange object
-        said = error_of(error)
-        raise Broken(what, "a result that to_numpy can read", f"{said.kind}: {said.message}") from error
+        said = to_call_error(error)
+        raise ClauseViolation(what, "a result that to_numpy can read", f"{said.kind}: {said.message}") from error
 
 
-def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
+def _convert(implementation: Implementation, result: Any, hint: Any) -> Any:
     if type(result) is hint and isinstance(result, int | float | str):
         return result
     if hint is type(None):
@@ -51,16 +51,16 @@ def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
         if isinstance(result, dict):  # it arrived through a pipe
             result = SimpleNamespace(**result)
         return StatsReply(
-            (name, _plain(implementation, getattr(result, name), fields[name])) for name in fields if hasattr(result, name)
+            (name, _convert(implementation, getattr(result, name), fields[name])) for name in fields if hasattr(result, name)
         )
     if get_origin(hint) is tuple:
         parts = get_args(hint)
         if not isinstance(result, tuple | list) or len(result) != len(parts):
             raise MalformedReply(f"{len(parts)} arrays")
-        return tuple(_plain(implementation, part, each) for part, each in zip(result, parts, strict=True))
-    value = _numpy(implementation, result)
+        return tuple(_convert(implementation, part, each) for part, each in zip(result, parts, strict=True))
+    value = _convert_array(implementation, result)
     if hint is int or hint is float:
-        return _number(value, hint)
+        return _convert_number(value, hint)
     if hint is Any:
         if not isinstance(value, np.ndarray):
             raise MalformedReply("an array")
@@ -70,29 +70,29 @@ def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
             raise MalformedReply("a string")
         return value
     if get_origin(hint) is dict:
-        return {int(name): _number(part, int) for name, part in dict(value).items()}
-    return _one_of(value, get_args(hint))
+        return {int(name): _convert_number(part, int) for name, part in dict(value).items()}
+    return _convert_union(value, get_args(hint))
 
 
 _fields = cache(get_type_hints)  # uncached, it takes longer than a call
 
 
-def _one_of(value: Any, hints: tuple[Any, ...]) -> Any:
+def _convert_union(value: Any, hints: tuple[Any, ...]) -> Any:
     """Convert a result whose annotation is a union: int or None, an array or None, or integers as a list or an array."""
     if value is None and type(None) in hints:
         return None
     if int in hints:
-        return _number(value, int)
+        return _convert_number(value, int)
     if type(None) in hints:
         if not isinstance(value, np.ndarray):
             raise MalformedReply("an array or None")
         return value
     if isinstance(value, np.ndarray | list | tuple | range) and np.ndim(value) == 1:
-        return [_number(each, int) for each in value]
+        return [_convert_number(each, int) for each in value]
     raise MalformedReply("integers, as a list or an array of one axis")
 
 
-def _number(value: Any, kind: type) -> int | float:
+def _convert_number(value: Any, kind: type) -> int | float:
     if type(value) is kind:
         return value  # type: ignore[return-value]
     value = value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
@@ -101,7 +101,7 @@ def _number(value: Any, kind: type) -> int | float:
     return int(value) if isinstance(value, Integral) and kind is int else float(value)
 
 
-def _numpy(implementation: Implementation, result: Any) -> Any:
+def _convert_array(implementation: Implementation, result: Any) -> Any:
     """Copy an array to NumPy, with narrow floats widened to float32. float64 is not converted: a check reports it as wrong."""
     if not (hasattr(result, "shape") and hasattr(result, "dtype")):
         return result
@@ -110,9 +110,9 @@ def _numpy(implementation: Implementation, result: Any) -> Any:
     return array.copy() if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
 
 
-def shown(result: Any) -> str:
+def short_repr(result: Any) -> str:
     """A short description of any object, also if its repr is long or raises."""
     try:
-        return f"{type(result).__name__} {show(result)}"[:100]
+        return f"{type(result).__name__} {format_value(result)}"[:100]
     except Exception:
         return type(result).__name__

@@ -17,14 +17,14 @@ from types import FrameType
 from typing import Any
 
 TIMEOUT = 10.0  # seconds per call (default)
-SERVED_WITHIN = 60.0  # seconds per call to a server, which may be serving other clients
-ONCE_HUNG = 1.0  # seconds per call of an operation that hung before
-AGAIN = 1.0  # seconds until the alarm repeats, in case Python or the implementation swallowed it
-SETTLED = 1e-3  # minimum seconds to an alarm: an alarm in the code of `time_limit` itself is ignored
-SOON = 1e-6  # seconds to the alarm of a timer that has expired meanwhile; 0 would disable it
-BOUNDLESS = 10.0**6  # seconds; for an outer block that only sets up the timer for the limits inside it
-MEMORY = 4 * 2**30  # bytes that a check may allocate in addition to what the process has
-SLOW_MEMORY = 16 * 2**30  # the same for checks marked slow, which use gigabytes
+SERVER_TIMEOUT = 60.0  # seconds per call to a server, which may be serving other clients
+TIMEOUT_AFTER_HANG = 1.0  # seconds per call of an operation that hung before
+ALARM_INTERVAL = 1.0  # seconds until the alarm repeats, in case Python or the implementation swallowed it
+TIMER_SLACK = 1e-3  # minimum seconds to an alarm: an alarm in the code of `time_limit` itself is ignored
+SHORTEST_TIMER = 1e-6  # seconds to the alarm of a timer that has expired meanwhile; 0 would disable it
+NO_TIMEOUT = 10.0**6  # seconds; for an outer block that only sets up the timer for the limits inside it
+MEMORY_LIMIT = 4 * 2**30  # bytes that a check may allocate in addition to what the process has
+SLOW_MEMORY_LIMIT = 16 * 2**30  # the same for checks marked slow, which use gigabytes
 
 
 class TimedOut(BaseException):
@@ -33,15 +33,15 @@ class TimedOut(BaseException):
     got = "none: the call was still running"
 
 
-class Patience:
+class CallTimeouts:
     """The time limit per call. It is shorter for an operation that hung before, so that a run with a bad operation ends soon."""
 
     def __init__(self, seconds: float = TIMEOUT) -> None:
         self.seconds = seconds
-        self.hung: set[str] = set()
+        self.hung_operations: set[str] = set()
 
     def limit(self, op: str) -> float:
-        return min(self.seconds, ONCE_HUNG) if op in self.hung else self.seconds
+        return min(self.seconds, TIMEOUT_AFTER_HANG) if op in self.hung_operations else self.seconds
 
 
 class time_limit:
@@ -74,9 +74,9 @@ class time_limit:
             self._handler = handler
             self._timer = signal.setitimer(signal.ITIMER_REAL, 0)  # stopped first, so that its alarm never reaches our handler
             self._since = time.monotonic()
-            signal.signal(signal.SIGALRM, _stop)
+            signal.signal(signal.SIGALRM, _on_alarm)
             time_limit._alarm = math.inf
-        self.due = time.monotonic() + self.seconds
+        self.deadline = time.monotonic() + self.seconds
         time_limit._innermost = self
         self.arm()
 
@@ -89,9 +89,9 @@ class time_limit:
 
     def arm(self) -> None:
         """Set the timer, unless an earlier alarm is pending: its handler sets the timer again."""
-        if self.due < time_limit._alarm:
-            time_limit._alarm = self.due
-            signal.setitimer(signal.ITIMER_REAL, max(self.due - time.monotonic(), SETTLED), AGAIN)
+        if self.deadline < time_limit._alarm:
+            time_limit._alarm = self.deadline
+            signal.setitimer(signal.ITIMER_REAL, max(self.deadline - time.monotonic(), TIMER_SLACK), ALARM_INTERVAL)
 
     def _leave(self) -> None:
         if not self._limits:
@@ -104,7 +104,7 @@ class time_limit:
         signal.signal(signal.SIGALRM, self._handler)
         left, interval = self._timer
         if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - self._since), SOON), interval)
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - self._since), SHORTEST_TIMER), interval)
 
 
 # Code in which the alarm must not raise: `time_limit` itself, which would be left half done, and code in which Python ignores
@@ -117,21 +117,21 @@ _NOT_IN.add(weakref.finalize.__call__.__code__)  # runs whenever an object is co
 _NOT_CALLED = ("gc_callback", "__del__")
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    time_limit._alarm = time.monotonic() + AGAIN
+def _on_alarm(signum: int, frame: FrameType | None) -> None:
+    time_limit._alarm = time.monotonic() + ALARM_INTERVAL
     while frame is not None:
         if frame.f_code in _NOT_IN or frame.f_code.co_name in _NOT_CALLED:
             return
         frame = frame.f_back
     if innermost := time_limit._innermost:
-        if innermost.due <= time.monotonic():
+        if innermost.deadline <= time.monotonic():
             raise TimedOut
         time_limit._alarm = math.inf
         innermost.arm()
 
 
 @contextmanager
-def memory_limit(extra: int = MEMORY) -> Iterator[None]:
+def memory_limit(extra: int = MEMORY_LIMIT) -> Iterator[None]:
     """Make allocations beyond `extra` bytes inside the block fail with MemoryError, before the system runs out of memory."""
     used = data_bytes()
     if used is None:
@@ -140,14 +140,14 @@ def memory_limit(extra: int = MEMORY) -> Iterator[None]:
     import resource  # not available on every system, but wherever data_bytes returns a number
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (stricter(used + extra, soft, hard), hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (strictest_limit(used + extra, soft, hard), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def stricter(limit: int, *others: int) -> int:
+def strictest_limit(limit: int, *others: int) -> int:
     """The smallest of the limits, of which `others` may be RLIM_INFINITY. A limit that the user has set is never raised."""
     import resource
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-MARK = b"kvref\0\xff\n"  # neither text nor small integers, which foreign code might write
-HEAD = struct.Struct("<8sQI")  # the mark, and the length and checksum of the content
+FRAME_MARK = b"kvref\0\xff\n"  # neither text nor small integers, which foreign code might write
+FRAME_HEADER = struct.Struct("<8sQI")  # the mark, and the length and checksum of the content
 CHUNK = 2**20  # bytes per read
 
 
@@ -31,36 +31,36 @@ class SocketChannel:
     def close(self) -> None:
         self._socket.close()
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Signal the end of the messages to the other end."""
         with suppress(OSError):  # the other end is already closed
             self._socket.shutdown(socket.SHUT_WR)
 
-    def wait_for_the_end(self, within: float) -> None:
-        """Discard everything until the other end closes, for at most `within` seconds."""
-        until = time.monotonic() + within
+    def drain_until_closed(self, seconds: float) -> None:
+        """Discard everything until the other end closes, for at most `seconds` seconds."""
+        until = time.monotonic() + seconds
         with suppress(OSError):
-            while (left := until - time.monotonic()) > 0 and self.speaks(left) and self._socket.recv(CHUNK):
+            while (left := until - time.monotonic()) > 0 and self.has_data(left) and self._socket.recv(CHUNK):
                 pass
 
     def send(self, message: Any) -> None:
         """Send a message. Raises ConnectionError if the other end is closed."""
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._socket.sendall(HEAD.pack(MARK, len(content), zlib.crc32(content)) + content)
+        self._socket.sendall(FRAME_HEADER.pack(FRAME_MARK, len(content), zlib.crc32(content)) + content)
 
-    def speaks(self, within: float | None) -> bool:
-        """Whether data or the end of the stream arrives within `within` seconds (None: without a limit)."""
-        return bool(wait([self._socket], within))
+    def has_data(self, seconds: float | None) -> bool:
+        """Whether data or the end of the stream arrives within `seconds` seconds (None: without a limit)."""
+        return bool(wait([self._socket], seconds))
 
-    def receive(self, within: float | None = None) -> Any:
-        """The next message, complete within `within` seconds (None: without a limit).
+    def receive(self, seconds: float | None = None) -> Any:
+        """The next message, complete within `seconds` seconds (None: without a limit).
 
         Raises MalformedFrame if it is not a message, TimeoutError if it is late or incomplete, EOFError or ConnectionError if
         the other end is closed.
         """
-        until = None if within is None else time.monotonic() + within
-        mark, length, checksum = HEAD.unpack(self._read(HEAD.size, until))
-        if mark != MARK:
+        until = None if seconds is None else time.monotonic() + seconds
+        mark, length, checksum = FRAME_HEADER.unpack(self._read(FRAME_HEADER.size, until))
+        if mark != FRAME_MARK:
             raise MalformedFrame
         content = self._read(length, until)
         if zlib.crc32(content) != checksum:
@@ -73,7 +73,7 @@ class SocketChannel:
     def _read(self, count: int, until: float | None) -> bytes:
         content = bytearray()
         while len(content) < count:
-            if not self.speaks(None if until is None else until - time.monotonic()):
+            if not self.has_data(None if until is None else until - time.monotonic()):
                 raise TimeoutError
             part = self._socket.recv(min(count - len(content), CHUNK))
             if not part:

@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvref_conformance.drivers.process_group import ProcessGroup, how_it_ended
-from kvref_conformance.drivers.resource_limits import MEMORY, TimedOut, stricter
+from kvref_conformance.drivers.process_group import ProcessGroup, describe_exit
+from kvref_conformance.drivers.resource_limits import MEMORY_LIMIT, TimedOut, strictest_limit
 
-LONGEST = 64 * 2**20  # maximum bytes per line, in both directions
+MAX_LINE_BYTES = 64 * 2**20  # maximum bytes per line, in both directions
 GRACE = 3.0  # seconds in which the program must exit after its input is closed
-GONE = 0.5  # seconds in which the program must exit after its output is closed
-SHOWN = 60  # characters of unexpected output that a message quotes
+EXIT_TIMEOUT = 0.5  # seconds in which the program must exit after its output is closed
+MAX_QUOTED_BYTES = 60  # characters of unexpected output that a message quotes
 
 
 class PipeClosed(Exception):
@@ -45,7 +45,7 @@ class SubprocessPipe:
         self._read = bytearray()  # output that was read after the last reply
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._session is not None
 
     def ask(self, line: bytes) -> bytes:
@@ -58,10 +58,10 @@ class SubprocessPipe:
             self.kill()
             raise
         except (BrokenPipeError, EOFError):
-            raise PipeClosed(self._how_it_ended(process)) from None
+            raise PipeClosed(self._describe_exit(process)) from None
         except TimedOut as late:
             if self._read:
-                late.got = f"an incomplete line: {shown(self._read)}"
+                late.got = f"an incomplete line: {quote_output(self._read)}"
             self.kill()
             raise
         except BaseException:
@@ -111,8 +111,8 @@ class SubprocessPipe:
         searched = 0
         while (end := self._read.find(b"\n", searched)) < 0:
             searched = len(self._read)
-            if searched > LONGEST:
-                raise PipeClosed(f"a line of more than {LONGEST >> 20} MiB: {shown(self._read)}")
+            if searched > MAX_LINE_BYTES:
+                raise PipeClosed(f"a line of more than {MAX_LINE_BYTES >> 20} MiB: {quote_output(self._read)}")
             part = process.stdout.read(2**16)
             if not part:
                 raise EOFError
@@ -121,16 +121,16 @@ class SubprocessPipe:
         del self._read[: end + 1]
         return line
 
-    def _how_it_ended(self, process: subprocess.Popen[bytes]) -> str:
-        half = f"an incomplete line: {shown(self._read)}; " if self._read else ""
+    def _describe_exit(self, process: subprocess.Popen[bytes]) -> str:
+        half = f"an incomplete line: {quote_output(self._read)}; " if self._read else ""
         try:
-            how = how_it_ended(process.wait(GONE))
+            how = describe_exit(process.wait(EXIT_TIMEOUT))
         except subprocess.TimeoutExpired:
             how = "the process closed its pipe and kept running"
         self.kill()
-        return half + how + self._last_words()
+        return half + how + self._last_error_line()
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         """The last line of its standard error, as the end of a message."""
         if not self._said_is_kept:
             return ""
@@ -140,10 +140,10 @@ class SubprocessPipe:
         return f"; last line of stderr: {lines[-1].strip()[:200]!r}" if lines else ""
 
 
-def shown(text: bytes | bytearray) -> str:
+def quote_output(text: bytes | bytearray) -> str:
     """The beginning of the program's output, quoted."""
-    whole = bytes(text[: SHOWN + 1]).decode(errors="replace")
-    return repr(whole[:SHOWN] + "..." if len(text) > SHOWN else whole)
+    whole = bytes(text[: MAX_QUOTED_BYTES + 1]).decode(errors="replace")
+    return repr(whole[:MAX_QUOTED_BYTES] + "..." if len(text) > MAX_QUOTED_BYTES else whole)
 
 
 def _limit_memory(pid: int) -> None:
@@ -152,4 +152,4 @@ def _limit_memory(pid: int) -> None:
         import resource
 
         soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-        resource.prlimit(pid, resource.RLIMIT_DATA, (stricter(MEMORY, soft, hard), hard))
+        resource.prlimit(pid, resource.RLIMIT_DATA, (strictest_limit(MEMORY_LIMIT, soft, hard), hard))

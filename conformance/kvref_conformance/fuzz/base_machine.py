@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.findings import Search
 from kvref_conformance.fuzz.row_generators import RowSource
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.testlib.fixtures import supports
 from kvref_conformance.traces.checked_session import CheckedSession
 
@@ -28,7 +28,7 @@ class Violation(AssertionError):
     _kinds: ClassVar[dict[str, type["Violation"]]] = {}
 
     @classmethod
-    def of(cls, clause: str) -> "Violation":
+    def for_clause(cls, clause: str) -> "Violation":
         return cls._kinds.setdefault(clause, type(f"Violation_{clause}", (cls,), {}))(clause)
 
 
@@ -44,7 +44,7 @@ class FamilyStateMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.going = self.search.begin()
+        self.going = self.search.begin_sequence()
         self.subject = Subject(self.search.implementation, np.random.default_rng(0), self.search.patience, self.family)
         self.subject.watchers += self.search.watchers
         self.calls = CheckedSession(self.subject)
@@ -53,16 +53,16 @@ class FamilyStateMachine(RuleBasedStateMachine):
         self.objects: list[int] = []  # the objects whose observables are read after each call
         self.config: dict[str, Any] = {}  # the sizes of the object that was created last, within the limits
 
-    def make(self, **config: Any) -> None:
+    def make_object(self, **config: Any) -> None:
         """Create an object of the family whose observables are read after each call from now on.
 
         Does nothing if the factory raises a correct error or the family is not offered.
         """
-        if (made := self.another(self.family, **config)) is not None:
+        if (made := self.make_other(self.family, **config)) is not None:
             self.objects.append(made.id)
             self._look(made.id)
 
-    def another(self, family: str, **config: Any) -> ObjectProxy | None:
+    def make_other(self, family: str, **config: Any) -> ObjectProxy | None:
         """Create an object of any family. Returns None if that is not possible."""
         record = all_families()[family]
         config |= {name: self.format_for(family, name, value) for name, value in config.items() if name in record.formats}
@@ -78,13 +78,13 @@ class FamilyStateMachine(RuleBasedStateMachine):
         among = (wanted, *all_families()[family].formats[name])
         return next((each for each in among if supports(self.subject, name, each)), None)
 
-    def acquired(self, num_bytes: int) -> None:
+    def acquire_buffer(self, num_bytes: int) -> None:
         """Acquire a buffer from the pool that was created first."""
         made = self.call("acquire", self.objects[0], num_bytes=num_bytes)
         if isinstance(made, ObjectProxy):
             self.objects.append(made.id)
 
-    def ask(self, name: str, on: int | None, /, **args: Any) -> Any:
+    def call_quietly(self, name: str, on: int | None, /, **args: Any) -> Any:
         """Make a call that changes nothing. Returns the result, or None if it raised a correct error."""
         if not self.going or on is None:
             return None
@@ -92,7 +92,7 @@ class FamilyStateMachine(RuleBasedStateMachine):
 
     def call(self, name: str, on: int | None, /, **args: Any) -> Any:
         """Make a call, then read all observables. Returns the same as `ask`."""
-        result = self.ask(name, on, **args)
+        result = self.call_quietly(name, on, **args)
         for number in reversed(self.objects if self.going and on is not None else []):  # buffers before their pool
             self._look(number)
         return result
@@ -103,14 +103,14 @@ class FamilyStateMachine(RuleBasedStateMachine):
         """Do nothing. Hypothesis needs a rule that is enabled even if no object could be created."""
 
     def teardown(self) -> None:
-        self.search.through = sorted({*self.search.through, *self.subject.through.values()})
-        if len(self.subject.conversation) > len(self.search.longest) and not self.search.findings:
-            self.search.longest = self.subject.conversation
+        self.search.through = sorted({*self.search.through, *self.subject.derivations_used.values()})
+        if len(self.subject.call_trace) > len(self.search.longest) and not self.search.findings:
+            self.search.longest = self.subject.call_trace
 
     def _look(self, number: int) -> None:
         model = self.models[number]
-        for name, args in model.looks():
-            with self.subject.looking():
+        for name, args in model.observations():
+            with self.subject.quiet_reads():
                 self._call(f"{model.family}.{name}", number, args)
 
     def _call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
@@ -118,21 +118,21 @@ class FamilyStateMachine(RuleBasedStateMachine):
             return self.calls.call(op, on, args)
         except NotOffered:
             return None
-        except Broken as broken:
-            self.search.found(broken, self.subject.conversation)
-            raise Violation.of(broken.clause) from None
+        except ClauseViolation as violation:
+            self.search.add_failure(violation, self.subject.call_trace)
+            raise Violation.for_clause(violation.clause) from None
 
 
-LAST = 9  # an index that stands for one that is out of range
-ANY = st.sampled_from((*(0, 1, 2) * 6, LAST))  # invalid indices are rare, because a call that raises has no effect
-COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens per append
-BACK = st.sampled_from((1, 2, 3, 1, 2, 5, 0, -1))  # tokens that a truncate removes; -1: the new length is one too large
+LAST_INDEX = 9  # an index that stands for one that is out of range
+ANY_INDEX = st.sampled_from((*(0, 1, 2) * 6, LAST_INDEX))  # invalid indices are rare, because a call that raises has no effect
+TOKEN_COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens per append
+TRUNCATION = st.sampled_from((1, 2, 3, 1, 2, 5, 0, -1))  # tokens that a truncate removes; -1: the new length is one too large
 
 
-DAMAGE = st.sampled_from((0, 0, 0, 1, 2, 3, 4))  # see `damaged`
+DAMAGE_KIND = st.sampled_from((0, 0, 0, 1, 2, 3, 4))  # see `damage_saved_data`
 
 
-def damaged(data: NDArray, damage: int) -> NDArray:
+def damage_saved_data(data: NDArray, damage: int) -> NDArray:
     """Saved data to load: 0 intact; a flipped bit in 1 the header, 2 the tensors, 3 the last byte; 4 without the last byte."""
     if damage == 4:
         return data[:-1]
@@ -142,17 +142,17 @@ def damaged(data: NDArray, damage: int) -> NDArray:
     return changed
 
 
-def within(index: int, stop: int) -> int:
+def clip_index(index: int, stop: int) -> int:
     """Map any index to [0, stop); LAST to `stop`, which is out of range; if stop is 0, to -1."""
-    return stop if index == LAST else index % stop if stop else -1
+    return stop if index == LAST_INDEX else index % stop if stop else -1
 
 
-def pair(source: RowSource, shape: tuple[int, ...], kind: str) -> tuple[NDArray, NDArray]:
+def make_pair(source: RowSource, shape: tuple[int, ...], kind: str) -> tuple[NDArray, NDArray]:
     """Keys and values of this shape and kind."""
     return source.rows(shape, kind), source.rows(shape, kind)
 
 
-def one_of(values: Iterable[int], index: int) -> int | None:
+def choose_one(values: Iterable[int], index: int) -> int | None:
     """One of the values, chosen by any index; None if there are no values."""
     ordered = sorted(values)
     return ordered[index % len(ordered)] if ordered else None

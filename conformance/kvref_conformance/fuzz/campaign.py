@@ -11,12 +11,12 @@ from kvref_conformance.fuzz.corpus import CampaignRun, Corpus, KnownFailure, Pro
 from kvref_conformance.fuzz.deduplication import DistinctFailures
 from kvref_conformance.fuzz.seed_scheduler import SeedScheduler
 from kvref_conformance.fuzz.work_unit import UnitFailure, UnitResult, WorkUnit
-from kvref_conformance.fuzz.worker_tasks import Again, again, shrunk, units
+from kvref_conformance.fuzz.worker_tasks import RecheckResult, recheck_failure, run_units, shrink_result
 from kvref_conformance.traces.format import TraceError
 
-LOOK = 0.25  # seconds between two updates of the progress
-SAVE = 2.0  # seconds between two times at which everything is saved
-POINTS = 120  # maximum number of stored points per run
+POLL_INTERVAL = 0.25  # seconds between two updates of the progress
+SAVE_INTERVAL = 2.0  # seconds between two times at which everything is saved
+MAX_POINTS = 120  # maximum number of stored points per run
 
 
 class WorkersLost(Exception):
@@ -37,7 +37,7 @@ class WorkerPool(Protocol):
 
 
 @dataclass
-class Listener:
+class CampaignListener:
     """Callbacks of a search.
 
     tell: progress. failed: a new failure. of_before: the state of a failure of an earlier run. spoiled: its trace is invalid, and
@@ -46,7 +46,7 @@ class Listener:
 
     tell: Callable[["Campaign"], None] = lambda exploring: None
     failed: Callable[[KnownFailure, UnitFailure], None] = lambda known, failed: None
-    of_before: Callable[[KnownFailure, Again], None] = lambda known, again: None
+    of_before: Callable[[KnownFailure, RecheckResult], None] = lambda known, again: None
     spoiled: Callable[[KnownFailure, str], None] = lambda known, why: None
     write: Callable[["Campaign"], None] = lambda exploring: None
 
@@ -55,20 +55,20 @@ class Listener:
 class Campaign:
     """One run of a search, which continues from the corpus of earlier runs."""
 
-    team: WorkerPool
+    pool: WorkerPool
     corpus: Corpus
-    steering: SeedScheduler
+    scheduler: SeedScheduler
     run: CampaignRun
-    listener: Listener = field(default_factory=Listener)
+    listener: CampaignListener = field(default_factory=CampaignListener)
     began: float = field(default_factory=time.monotonic)
     units: int = 0
     calls: int = 0
 
     def __post_init__(self) -> None:
         self.failures = DistinctFailures(self.corpus)
-        self._of_before = list(self.corpus.failures)
-        self._old = dict.fromkeys(each for each in self.corpus.seeds if self.steering.has(each))
-        self.steering.first = list(self._old)
+        self._earlier_failures = list(self.corpus.failures)
+        self._to_recheck = dict.fromkeys(each for each in self.corpus.seeds if self.scheduler.can_schedule(each))
+        self.scheduler.first_units = list(self._to_recheck)
         self._written, self._limit = -math.inf, 0.0
 
     @property
@@ -77,48 +77,48 @@ class Campaign:
 
     @property
     def states(self) -> int:
-        return sum(len(met.states) for met in self.steering.met.values())
+        return sum(len(met.states) for met in self.scheduler.counts.values())
 
     @property
     def transitions(self) -> int:
-        return sum(len(met.transitions) for met in self.steering.met.values())
+        return sum(len(met.transitions) for met in self.scheduler.counts.values())
 
-    def go(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         """Search for `seconds`, then wait until all tasks have ended and all failures are shrunk, as long as there are workers.
 
         Raises CannotRun and KeyboardInterrupt, after saving everything that was found.
         """
         self._limit = seconds
         try:
-            while self.seconds < seconds or (self.team.count and (self.team.under_way or self.failures.busy)):
-                while self.team.idle and self._hand_out(over=self.seconds >= seconds):
+            while self.seconds < seconds or (self.pool.count and (self.pool.under_way or self.failures.is_shrinking)):
+                while self.pool.idle and self._submit_task(over=self.seconds >= seconds):
                     pass
-                if (done := self.team.next(LOOK)) is not None:
-                    self._take(*done)
+                if (done := self.pool.next(POLL_INTERVAL)) is not None:
+                    self._process_result(*done)
                 self.listener.tell(self)
-                if self.seconds - self._written > SAVE:
+                if self.seconds - self._written > SAVE_INTERVAL:
                     self._write()
         finally:
-            self.failures.keep_unfinished()
+            self.failures.store_unfinished()
             self._write()
 
-    def _hand_out(self, over: bool) -> bool:
+    def _submit_task(self, over: bool) -> bool:
         """Submit one task. Returns False if there is none. over: the time is over; only shrink failures."""
-        if (seen := self.failures.next()) is not None:
-            self.team.ask(partial(self._short, seen), shrunk, seen)
+        if (result := self.failures.next_to_shrink()) is not None:
+            self.pool.ask(partial(self._add_shrunk, result), shrink_result, result)
         elif over:
             return False
-        elif self._of_before:
-            self._ask_again(self._of_before.pop(0))
-        elif turn := self.steering.next():
-            self.team.ask(partial(self._seen, turn), units, turn)
+        elif self._earlier_failures:
+            self._submit_recheck(self._earlier_failures.pop(0))
+        elif turn := self.scheduler.next_turn():
+            self.pool.ask(partial(self._add_results, turn), run_units, turn)
         else:
             return False
         return True
 
-    def _ask_again(self, known: KnownFailure) -> None:
-        if not self.steering.has(known.unit):  # the failure stays in the corpus until its unit can run again
-            self.listener.of_before(known, Again("not offered", f"{known.unit.family} {known.unit.kind}"))
+    def _submit_recheck(self, known: KnownFailure) -> None:
+        if not self.scheduler.can_schedule(known.unit):  # the failure stays in the corpus until its unit can run again
+            self.listener.of_before(known, RecheckResult("not offered", f"{known.unit.family} {known.unit.kind}"))
             return
         trace: list[str] = []
         try:
@@ -126,82 +126,82 @@ class Campaign:
         except TraceError as error:
             self.listener.spoiled(known, str(error))
         if trace:
-            self.team.ask(partial(self._still, known), again, known.clause, known.unit, trace)
+            self.pool.ask(partial(self._add_recheck, known), recheck_failure, known.clause, known.unit, trace)
         else:  # it was not shrunk in time, or its trace is invalid: run its unit again
-            self.team.ask(partial(self._met_again, known), units, [known.unit])
+            self.pool.ask(partial(self._add_repeated_unit, known), run_units, [known.unit])
 
-    def _take(self, what: Callable[[Any], None], came: Any) -> None:
+    def _process_result(self, what: Callable[[Any], None], came: Any) -> None:
         if isinstance(came, Exception) and not isinstance(came, WorkersLost):
             raise came
         what(came)
 
-    def _seen(self, turn: Sequence[WorkUnit], came: list[UnitResult] | WorkersLost) -> None:
+    def _add_results(self, turn: Sequence[WorkUnit], came: list[UnitResult] | WorkersLost) -> None:
         if isinstance(came, WorkersLost):
             self.run.lost += len(turn)
             return
-        for seen in came:
-            self.units, self.calls = self.units + 1, self.calls + seen.calls
-            self._old.pop(seen.unit, None)
-            if seen.unit.kind == "calls":
-                self.steering.met[seen.unit.family].add(seen)
-            if seen.found:
-                self.failures.met(seen)
-            if seen.failed:
-                self._new(seen.failed)
-            if seen.unit.kind != "calls" and (seen.found or seen.failed):
-                self.steering.leave_out(seen.unit)
+        for result in came:
+            self.units, self.calls = self.units + 1, self.calls + result.calls
+            self._to_recheck.pop(result.unit, None)
+            if result.unit.kind == "calls":
+                self.scheduler.counts[result.unit.family].add_result(result)
+            if result.fuzz_failure:
+                self.failures.add_failure(result)
+            if result.failure:
+                self._add_failure(result.failure)
+            if result.unit.kind != "calls" and (result.fuzz_failure or result.failure):
+                self.scheduler.exclude(result.unit)
 
-    def _short(self, seen: UnitResult, came: UnitFailure | WorkersLost) -> None:
-        assert seen.found
+    def _add_shrunk(self, result: UnitResult, came: UnitFailure | WorkersLost) -> None:
+        assert result.fuzz_failure
         if isinstance(came, WorkersLost):
             self.run.lost += 1
-            self.failures.keep(seen)
+            self.failures.store_unshrunk(result)
         else:
-            self._new(came)
-        self.failures.go_on(seen.found.clause, seen.unit.family, over=self.seconds >= self._limit)
+            self._add_failure(came)
+        self.failures.finish_shrinking(result.fuzz_failure.clause, result.unit.family, over=self.seconds >= self._limit)
 
-    def _new(self, failed: UnitFailure) -> None:
-        if (known := self.failures.short(failed)) is not None:
+    def _add_failure(self, failed: UnitFailure) -> None:
+        if (known := self.failures.add_shrunk(failed)) is not None:
             self.listener.failed(known, failed)
             self._written = -math.inf
 
-    def _still(self, known: KnownFailure, came: Again | WorkersLost) -> None:
+    def _add_recheck(self, known: KnownFailure, came: RecheckResult | WorkersLost) -> None:
         if isinstance(came, WorkersLost):
             return
         if came.still != "broken":
-            self._gone(known, came)
+            self._remove_failure(known, came)
         else:
             self.listener.of_before(known, came)
 
-    def _met_again(self, known: KnownFailure, came: list[UnitResult] | WorkersLost) -> None:
+    def _add_repeated_unit(self, known: KnownFailure, came: list[UnitResult] | WorkersLost) -> None:
         """Process the repeated unit of a failure without a trace. Failures that it finds are treated as new ones."""
         if not isinstance(came, WorkersLost):
-            clauses = {each.clause for seen in came for each in (seen.found, seen.failed) if each}
+            clauses = {each.clause for result in came for each in (result.fuzz_failure, result.failure) if each}
             if known.clause in clauses:
                 self.corpus.failures.remove(known)
             else:
-                self._gone(known, Again("mended"))
-        self._seen([known.unit], came)
+                self._remove_failure(known, RecheckResult("mended"))
+        self._add_results([known.unit], came)
 
-    def _gone(self, known: KnownFailure, came: Again) -> None:
+    def _remove_failure(self, known: KnownFailure, came: RecheckResult) -> None:
         self.corpus.failures.remove(known)
         self.run.mended += [known.clause] if came.still == "mended" else []
         self.listener.of_before(known, came)
 
-    def _point(self) -> None:
+    def _add_point(self) -> None:
         """Add a point with the current numbers. It replaces the last point if that is too close to the one before it."""
-        families = {name: [len(met.states), len(met.transitions)] for name, met in self.steering.met.items()}
+        families = {name: [len(met.states), len(met.transitions)] for name, met in self.scheduler.counts.items()}
         came = self.units, self.calls, self.states, self.transitions, len(self.corpus.failures)
         point, points = ProgressPoint(round(self.seconds, 2), *came, families), self.run.points
-        if len(points) > 1 and point.seconds - points[-2].seconds < self._limit / POINTS:
+        if len(points) > 1 and point.seconds - points[-2].seconds < self._limit / MAX_POINTS:
             points[-1] = point
         else:
             points.append(point)
 
     def _write(self) -> None:
         self._written = self.seconds
-        self._point()
-        kept = [each.unit for met in self.steering.met.values() for each in met.kept]
-        self.corpus.seeds = list(dict.fromkeys([*kept, *self._old]))
-        self.corpus.handed = self.steering.handed
+        self._add_point()
+        kept = [each.unit for met in self.scheduler.counts.values() for each in met.seeds]
+        self.corpus.seeds = list(dict.fromkeys([*kept, *self._to_recheck]))
+        self.corpus.handed = self.scheduler.num_scheduled
         self.listener.write(self)

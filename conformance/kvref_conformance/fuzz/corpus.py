@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import kvref
-from kvref_conformance.fuzz.work_unit import KINDS, Kind, Shape, WorkUnit, drawn
-from kvref_conformance.outcome import CannotRun
-from kvref_conformance.traces.format import TraceError, parsed
-from kvref_conformance.traces.paths import name_in_a_path
+from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.fuzz.work_unit import KINDS, Kind, Shape, WorkUnit, seed_bytes
+from kvref_conformance.traces.format import TraceError, parse_trace
+from kvref_conformance.traces.paths import implementation_path_name
 
 try:
     import fcntl
@@ -25,9 +25,9 @@ except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
-FOLDER = Path(".kvref/search")
-OURS = "corpus.lock", "corpus.new"  # a folder with only these files counts as empty
-LONGEST = 200  # maximum characters of an error message about a file
+SEARCH_FOLDER = Path(".kvref/search")
+CORPUS_FILES = "corpus.lock", "corpus.new"  # a folder with only these files counts as empty
+MAX_LIST_LENGTH = 200  # maximum characters of an error message about a file
 
 
 @dataclass
@@ -92,8 +92,8 @@ class Corpus:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise TraceError(f"{path}: {_said(error)}") from None
-        read = parsed(path, lines)
+            raise TraceError(f"{path}: {_error_text(error)}") from None
+        read = parse_trace(path, lines)
         if read.header.judge == "model" and not any("got" in reply for reply in read.replies):
             raise TraceError(f"{path}: contains no wrong reply")
         return lines
@@ -102,12 +102,12 @@ class Corpus:
         """Write all files. Raises OSError."""
         failures, ends = map(asdict, self.failures), [asdict(replace(run, points=run.points[-1:])) for run in self.runs]
         said = {"corpus": VERSION, "kvref": kvref.__version__, "name": self.name, "seeds": self.seeds, "failures": list(failures)}
-        _write(self.path, {**said, "handed": self.handed, "runs": ends})
+        _write_json(self.path, {**said, "handed": self.handed, "runs": ends})
         if self.runs:
-            _write(self.folder / "runs" / f"{len(self.runs):04}.json", asdict(self.runs[-1]))
+            _write_json(self.folder / "runs" / f"{len(self.runs):04}.json", asdict(self.runs[-1]))
 
 
-def _write(path: Path, said: dict[str, Any]) -> None:
+def _write_json(path: Path, said: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
@@ -115,7 +115,7 @@ def _write(path: Path, said: dict[str, Any]) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def lock_corpus(folder: Path) -> Iterator[None]:
     """Lock the folder while the block runs. Raises CannotRun if another search has locked it, or if it is not a folder.
 
     The operating system releases the lock when the process ends. On systems or file systems without locks, nothing is locked.
@@ -142,67 +142,69 @@ def alone(folder: Path) -> Iterator[None]:
                         each.rmdir()
 
 
-def folder_of(name: str) -> Path:
+def default_corpus_folder(name: str) -> Path:
     """The default folder of the corpus of an implementation."""
-    return FOLDER / name_in_a_path(name)
+    return SEARCH_FOLDER / implementation_path_name(name)
 
 
 def open_corpus(folder: Path, name: str) -> Corpus:
-    """Read the corpus in a folder, or make an empty one. Call it inside `alone`.
+    """Read the corpus in a folder, or make an empty one. Call it inside `lock_corpus`.
 
     Raises CannotRun if the folder contains something else, or the corpus of another implementation.
     """
     found = Corpus(folder, name)
     if not found.path.exists():
-        if folder.exists() and any(each.name not in OURS for each in folder.iterdir()):
+        if folder.exists() and any(each.name not in CORPUS_FILES for each in folder.iterdir()):
             raise CannotRun(f"--corpus: expected a new folder, an empty one or a corpus, got {folder}, which has no corpus.json")
         return found
     try:
         said = json.loads(found.path.read_text(encoding="utf-8"))
         if said["corpus"] != VERSION:
             raise ValueError(f"expected version {VERSION}, got {said['corpus']!r}")
-        found.seeds = [*map(_unit, _list(said["seeds"]))]
-        found.failures = [*map(_known, _list(said["failures"]))]
-        found.handed = {_text(kind): _count(count) for kind, count in said["handed"].items()}
-        found.runs = [*map(_run, _list(said["runs"]))]
-        whose = _text(said["name"])
+        found.seeds = [*map(_parse_unit, _parse_list(said["seeds"]))]
+        found.failures = [*map(_parse_failure, _parse_list(said["failures"]))]
+        found.handed = {_parse_text(kind): _parse_count(count) for kind, count in said["handed"].items()}
+        found.runs = [*map(_parse_run, _parse_list(said["runs"]))]
+        whose = _parse_text(said["name"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CannotRun(f"--corpus: {found.path} cannot be read: {_said(error)}") from None
+        raise CannotRun(f"--corpus: {found.path} cannot be read: {_error_text(error)}") from None
     if whose != name:
         raise CannotRun(f"--corpus: expected the corpus of {name}, got that of {whose} in {folder}")
     return found
 
 
-def _known(said: Any) -> KnownFailure:
-    trace = _text(said["trace"])
+def _parse_failure(said: Any) -> KnownFailure:
+    trace = _parse_text(said["trace"])
     if trace != Path(trace).name or trace == ".." or "\0" in trace:
         raise ValueError(f"expected a file name, got {trace!r}")
-    shape = tuple(map(_text, _list(said["shape"])))
-    return KnownFailure(_text(said["clause"]), shape, _unit(said["unit"]), _count(said["times"]), trace)
+    shape = tuple(map(_parse_text, _parse_list(said["shape"])))
+    return KnownFailure(_parse_text(said["clause"]), shape, _parse_unit(said["unit"]), _parse_count(said["times"]), trace)
 
 
-def _run(said: Any) -> CampaignRun:
+def _parse_run(said: Any) -> CampaignRun:
     """A run with only its last point."""
-    numbers = {name: _count(said[name]) for name in ("seed", "workers", "lost")}
-    points = [_point(each) for each in _list(said["points"])]
+    numbers = {name: _parse_count(said[name]) for name in ("seed", "workers", "lost")}
+    points = [_parse_point(each) for each in _parse_list(said["points"])]
     if not points:
         raise ValueError("expected points of a run, got none")
-    return CampaignRun(_text(said["began"]), points=points, mended=[*map(_text, _list(said["mended"]))], **numbers)
+    return CampaignRun(
+        _parse_text(said["began"]), points=points, mended=[*map(_parse_text, _parse_list(said["mended"]))], **numbers
+    )
 
 
-def _point(said: Any) -> ProgressPoint:
+def _parse_point(said: Any) -> ProgressPoint:
     seconds = said["seconds"]
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ValueError(f"expected seconds, got {seconds!r}")
-    numbers = {name: _count(said[name]) for name in ("units", "calls", "states", "transitions", "failures")}
-    families = {_text(name): [*map(_count, _list(met))] for name, met in said["families"].items()}
+    numbers = {name: _parse_count(said[name]) for name in ("units", "calls", "states", "transitions", "failures")}
+    families = {_parse_text(name): [*map(_parse_count, _parse_list(met))] for name, met in said["families"].items()}
     return ProgressPoint(float(seconds), families=families, **numbers)
 
 
-def _unit(said: Any) -> WorkUnit:
-    family, kind, seed = map(_text, _list(said))
+def _parse_unit(said: Any) -> WorkUnit:
+    family, kind, seed = map(_parse_text, _parse_list(said))
     if kind == "calls":
-        drawn(seed)  # raises ValueError
+        seed_bytes(seed)  # raises ValueError
     elif kind not in KINDS:
         raise ValueError(f"expected one of {', '.join(KINDS)}, got {kind!r}")
     elif not (seed.isascii() and seed.isdigit() and int(seed) >= 0):
@@ -210,24 +212,24 @@ def _unit(said: Any) -> WorkUnit:
     return WorkUnit(family, cast(Kind, kind), seed)
 
 
-def _list(said: Any) -> list[Any]:
+def _parse_list(said: Any) -> list[Any]:
     if not isinstance(said, list):
         raise ValueError(f"expected a list, got {said!r}")
     return said
 
 
-def _text(said: Any) -> str:
+def _parse_text(said: Any) -> str:
     if not isinstance(said, str):
         raise ValueError(f"expected text, got {said!r}")
     said.encode()  # raises ValueError for a lone surrogate
     return said
 
 
-def _count(said: Any) -> int:
+def _parse_count(said: Any) -> int:
     if isinstance(said, bool) or not isinstance(said, int) or said < 0:
         raise ValueError(f"expected a non-negative integer, got {said!r}")
     return said
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"
+def _error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_LIST_LENGTH]}"

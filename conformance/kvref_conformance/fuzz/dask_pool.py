@@ -20,15 +20,15 @@ from distributed.comm import get_address_host_port
 from distributed.scheduler import KilledWorker
 
 from kvref_conformance.calls import interrupts
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.fuzz.campaign import WorkersLost
-from kvref_conformance.fuzz.worker_tasks import at_work, ready
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.fuzz.worker_tasks import import_slow_modules, run_on_worker
 
-CONNECTING = 10.0  # seconds until the scheduler replies
-STARTING = 120.0  # seconds until a worker has started
-ASKING = 5.0  # seconds between two counts of the workers
+CONNECT_TIMEOUT = 10.0  # seconds until the scheduler replies
+START_TIMEOUT = 120.0  # seconds until a worker has started
+QUERY_TIMEOUT = 5.0  # seconds between two counts of the workers
 ANY_PORT = "127.0.0.1:0"  # Dask always serves a dashboard; it must not be reachable from other machines
-QUIET = {"distributed": "critical", "distributed.nanny": "critical", "distributed.worker": "critical", "bokeh": "critical"}
+LOG_LEVELS = {"distributed": "critical", "distributed.nanny": "critical", "distributed.worker": "critical", "bokeh": "critical"}
 
 
 class DaskPool:
@@ -40,27 +40,31 @@ class DaskPool:
         Raises CannotRun.
         """
         self._name, self._timeout = name, timeout
-        self._done: Queue[tuple[Future, Any]] = Queue()
-        self._under_way: dict[Future, Any] = {}
+        self._finished: Queue[tuple[Future, Any]] = Queue()
+        self._unfinished: dict[Future, Any] = {}
         self._cluster: LocalCluster | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kvref-search-", ignore_cleanup_errors=True)  # for Dask's files
-        interrupts.at_once.append(self._end_at_once)
+        interrupts.exit_callbacks.append(self._end_at_once)
         dask.config.set(
-            {"logging": QUIET, "temporary-directory": self._folder.name, "distributed.comm.timeouts.connect": f"{CONNECTING}s"}
+            {
+                "logging": LOG_LEVELS,
+                "temporary-directory": self._folder.name,
+                "distributed.comm.timeouts.connect": f"{CONNECT_TIMEOUT}s",
+            }
         )
-        for logger in QUIET:
+        for logger in LOG_LEVELS:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         try:
             if address is None:
-                with _ctrl_c_is_ours():
+                with _block_sigint():
                     self._cluster = LocalCluster(
                         n_workers=here, threads_per_worker=1, memory_limit=0, silence_logs=logging.CRITICAL,
                         dashboard_address=ANY_PORT, worker_dashboard_address=ANY_PORT,
                     )  # fmt: skip
             else:
                 get_address_host_port(address, strict=True)  # a malformed address raises here, and not after a timeout
-            self._client = Client(self._cluster or address, timeout=CONNECTING, set_as_default=False)
-            self._client.wait_for_workers(1, timeout=STARTING)
+            self._client = Client(self._cluster or address, timeout=CONNECT_TIMEOUT, set_as_default=False)
+            self._client.wait_for_workers(1, timeout=START_TIMEOUT)
         except (OSError, TimeoutError, ValueError, TypeError) as error:
             self._close_cluster()
             where = "on this machine" if address is None else f"--cluster: {address}"
@@ -68,45 +72,45 @@ class DaskPool:
         except BaseException:
             self._close_cluster()
             raise
-        self.count = self._counted()
-        self._counted_at = time.monotonic()
+        self.count = self._update_count()
+        self._updated_at = time.monotonic()
         self._load()
 
     def ask(self, about: Any, work: Callable[..., Any], *arguments: Any) -> None:
         """Submit the task work(judge, *arguments). `next` returns `about` with its result."""
-        self._ask(about, None, work, *arguments)
+        self._submit(about, None, work, *arguments)
 
-    def _ask(self, about: Any, workers: list[str] | None, work: Callable[..., Any], *arguments: Any) -> None:
+    def _submit(self, about: Any, workers: list[str] | None, work: Callable[..., Any], *arguments: Any) -> None:
         """workers: addresses of the workers that may run the task; None means all."""
-        task = self._client.submit(at_work, self._name, self._timeout, work, *arguments, workers=workers, pure=False)
-        self._under_way[task] = about
-        task.add_done_callback(lambda done: self._done.put((done, about)))
+        task = self._client.submit(run_on_worker, self._name, self._timeout, work, *arguments, workers=workers, pure=False)
+        self._unfinished[task] = about
+        task.add_done_callback(lambda done: self._finished.put((done, about)))
 
     @property
     def idle(self) -> int:
         """The number of workers without a task."""
-        if time.monotonic() - self._counted_at > ASKING:
-            self.count, self._counted_at = self._counted(), time.monotonic()
+        if time.monotonic() - self._updated_at > QUERY_TIMEOUT:
+            self.count, self._updated_at = self._update_count(), time.monotonic()
         return max(0, self.count - self.under_way)
 
     @property
     def under_way(self) -> int:
         """The number of submitted tasks whose results `next` has not returned yet."""
-        return len(self._under_way)
+        return len(self._unfinished)
 
     def next(self, seconds: float) -> tuple[Any, Any] | None:
         """Wait for the next finished task. Returns its `about`, and its result or exception; None if none finishes in time.
 
         Raises CannotRun if the scheduler has ended; KeyboardInterrupt.
         """
-        with interrupts.prompt():
+        with interrupts.allow_interrupts():
             try:
-                task, about = self._done.get(timeout=seconds)
+                task, about = self._finished.get(timeout=seconds)
             except Empty:
                 if self._client.status != "running":
                     raise CannotRun("the scheduler has ended") from None
                 return None
-        del self._under_way[task]
+        del self._unfinished[task]
         if task.status == "finished":
             return about, task.result()
         if task.status == "cancelled":
@@ -121,9 +125,9 @@ class DaskPool:
         """
         try:
             for address in self._client.nthreads():
-                self._ask(address, [address], ready)
-            while self._under_way:
-                _, came = self.next(ASKING) or ("", None)
+                self._submit(address, [address], import_slow_modules)
+            while self._unfinished:
+                _, came = self.next(QUERY_TIMEOUT) or ("", None)
                 if isinstance(came, WorkersLost):
                     raise CannotRun(f"{self._name}: a worker ended while loading it: {came}")
                 if isinstance(came, Exception):
@@ -134,14 +138,14 @@ class DaskPool:
 
     def close(self) -> None:
         """Cancel all tasks, and end the workers of this machine."""
-        self._client.cancel(list(self._under_way), force=True)
+        self._client.cancel(list(self._unfinished), force=True)
         self._client.close(timeout=2)
         self._close_cluster()
 
     def _close_cluster(self) -> None:
         if self._cluster is not None:
             self._cluster.close(timeout=5)
-        interrupts.at_once.remove(self._end_at_once)
+        interrupts.exit_callbacks.remove(self._end_at_once)
         self._folder.cleanup()
 
     def _end_at_once(self) -> None:
@@ -151,12 +155,12 @@ class DaskPool:
             worker.join()
         self._folder.cleanup()
 
-    def _counted(self) -> int:
+    def _update_count(self) -> int:
         return sum(self._client.nthreads().values())
 
 
 @contextmanager
-def _ctrl_c_is_ours() -> Iterator[None]:
+def _block_sigint() -> Iterator[None]:
     """Block SIGINT in threads that start inside the block, and in the processes that they start.
 
     A terminal sends Ctrl-C to all processes at once. Workers must end in good order, without tracebacks. In this process, Ctrl-C

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.messages import Exchange
-from kvref_conformance.drivers.resource_limits import Patience
+from kvref_conformance.drivers.resource_limits import CallTimeouts
+from kvref_conformance.exceptions import CallTimeout, ClauseViolation
 from kvref_conformance.implementation_api import Implementation
-from kvref_conformance.outcome import Broken, Hung
 
-SHRINKING = 200  # call sequences after the first failure, to find further failures and shorter ones (traces/shrinking.py follows)
+SHRINK_RUNS = (
+    200  # call sequences after the first failure, to find further failures and shorter ones (traces/shrinking.py follows)
+)
 
 
 @dataclass(frozen=True)
@@ -19,22 +21,23 @@ class FuzzFailure:
     """A broken clause, and the calls up to the one that shows it."""
 
     clause: str
-    conversation: list[Exchange]
-    broken: Broken
+    call_trace: list[Exchange]
+    violation: ClauseViolation
 
 
 @dataclass
 class Search:
     """One run of a state machine on an implementation.
 
-    runs_after: number of call sequences after the first failure; runs_left: how many of those are left, None before a failure.
-    findings: the shortest call trace per clause. longest: the longest call trace without a failure. watchers: see CallRecorder.
-    through: the derived operations that were used. begun: number of call sequences so far; tell: called with this number.
+    max_shrink_runs: number of call sequences after the first failure; runs_left: how many of those are left, None before a
+    failure. findings: the shortest call trace per clause. longest: the longest call trace without a failure. watchers: see
+    CallRecorder. through: the derived operations that were used. begun: number of call sequences so far; on_begin: called with
+    this number.
     """
 
     implementation: Implementation
-    patience: Patience = field(default_factory=Patience)
-    runs_after: int = SHRINKING
+    patience: CallTimeouts = field(default_factory=CallTimeouts)
+    max_shrink_runs: int = SHRINK_RUNS
     findings: dict[str, FuzzFailure] = field(default_factory=dict)
     longest: list[Exchange] = field(default_factory=list)
     runs_left: int | None = None
@@ -42,29 +45,29 @@ class Search:
     through: list[str] = field(default_factory=list)
 
     begun: int = 0
-    tell: Callable[[int], None] = lambda begun: None
+    on_begin: Callable[[int], None] = lambda begun: None
 
-    def begin(self) -> bool:
+    def begin_sequence(self) -> bool:
         """Count a new call sequence. Returns whether it should make calls."""
         self.begun += 1
-        self.tell(self.begun)
+        self.on_begin(self.begun)
         if self.runs_left is not None:
             self.runs_left -= 1
         return self.runs_left is None or self.runs_left > 0
 
-    def found(self, broken: Broken, conversation: list[Exchange]) -> None:
+    def add_failure(self, violation: ClauseViolation, call_trace: list[Exchange]) -> None:
         """Add a failure, unless a shorter call trace is known for its clause."""
-        if isinstance(broken, Hung):
+        if isinstance(violation, CallTimeout):
             self.runs_left = 0  # each further run would hang as long
         elif self.runs_left is None:
-            self.runs_left = self.runs_after
-        known = self.findings.get(broken.clause)
-        if known is None or size(conversation) < size(known.conversation):
-            self.findings[broken.clause] = FuzzFailure(broken.clause, list(conversation), broken)
+            self.runs_left = self.max_shrink_runs
+        known = self.findings.get(violation.clause)
+        if known is None or trace_size(call_trace) < trace_size(known.call_trace):
+            self.findings[violation.clause] = FuzzFailure(violation.clause, list(call_trace), violation)
 
 
-def size(conversation: list[Exchange]) -> tuple[int, int, int]:
+def trace_size(call_trace: list[Exchange]) -> tuple[int, int, int]:
     """The size of a call trace, for comparisons: printed calls, then all calls, then numbers in arguments."""
-    shown = sum(not exchange.quiet for exchange in conversation)
-    numbers = sum(np.size(value) for exchange in conversation for value in exchange.request.args.values())
-    return shown, len(conversation), int(numbers)
+    shown = sum(not exchange.quiet for exchange in call_trace)
+    numbers = sum(np.size(value) for exchange in call_trace for value in exchange.request.args.values())
+    return shown, len(call_trace), int(numbers)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvref_conformance.fuzz.campaign import Campaign
-from kvref_conformance.fuzz.console import titled
+from kvref_conformance.fuzz.console import clause_with_title
 from kvref_conformance.fuzz.corpus import ProgressPoint
-from kvref_conformance.report.console import counted
-from kvref_conformance.report.html import environment
+from kvref_conformance.report.console import count_noun
+from kvref_conformance.report.html import jinja_environment
 
-WIDE, HIGH = 320, 90  # the size of a plot, in SVG units
+PLOT_WIDTH, PLOT_HEIGHT = 320, 90  # the size of a plot, in SVG units
 
 
 @dataclass(frozen=True)
@@ -22,33 +22,34 @@ class ProgressPlot:
     line: str
 
 
-def plot(title: str, points: list[ProgressPoint], values: list[int]) -> ProgressPlot:
+def make_plot(title: str, points: list[ProgressPoint], values: list[int]) -> ProgressPlot:
     """A plot whose axes range from 0 to the largest value, and from the start of the run to its last point."""
     most, end = max([1, *values]), max([1e-9, *(point.seconds for point in points)])
     places = [
-        f"{WIDE * point.seconds / end:.1f},{HIGH * (1 - value / most):.1f}" for point, value in zip(points, values, strict=True)
+        f"{PLOT_WIDTH * point.seconds / end:.1f},{PLOT_HEIGHT * (1 - value / most):.1f}"
+        for point, value in zip(points, values, strict=True)
     ]
     return ProgressPlot(title, values[0] if values else 0, values[-1] if values else 0, " ".join(places))
 
 
-def write_page(exploring: Campaign, path: Path) -> None:
+def write_page(campaign: Campaign, path: Path) -> None:
     """Write the report. Raises OSError."""
-    points, families = exploring.run.points, exploring.steering.met
+    points, families = campaign.run.points, campaign.scheduler.counts
     wholes = [
-        plot("states", points, [point.states for point in points]),
-        plot("transitions", points, [point.transitions for point in points]),
-        plot("calls", points, [point.calls for point in points]),
-        plot("failures", points, [point.failures for point in points]),
+        make_plot("states", points, [point.states for point in points]),
+        make_plot("transitions", points, [point.transitions for point in points]),
+        make_plot("calls", points, [point.calls for point in points]),
+        make_plot("failures", points, [point.failures for point in points]),
     ]
     by_family = [
-        (name, plot("states", points, [point.families[name][0] for point in points]),
-         plot("transitions", points, [point.families[name][1] for point in points]), families[name])
+        (name, make_plot("states", points, [point.families[name][0] for point in points]),
+         make_plot("transitions", points, [point.families[name][1] for point in points]), families[name])
         for name in families
     ]  # fmt: skip
-    page = environment().get_template("search.html").render(
-        name=exploring.corpus.name, run=exploring.run, exploring=exploring, wholes=wholes, by_family=by_family,
-        failures=[(each, titled(each.clause)) for each in exploring.corpus.failures], runs=exploring.corpus.runs,
-        wide=WIDE, high=HIGH, counted=counted,
+    page = jinja_environment().get_template("search.html").render(
+        name=campaign.corpus.name, run=campaign.run, campaign=campaign, wholes=wholes, by_family=by_family,
+        failures=[(each, clause_with_title(each.clause)) for each in campaign.corpus.failures], runs=campaign.corpus.runs,
+        wide=PLOT_WIDTH, high=PLOT_HEIGHT, counted=count_noun,
     )  # fmt: skip
     beside = path.with_suffix(".new")
     beside.write_text(page, encoding="utf-8")

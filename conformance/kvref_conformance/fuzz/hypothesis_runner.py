@@ -13,15 +13,15 @@ from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.stateful import get_state_machine_test, run_state_machine_as_test
 
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.base_machine import FamilyStateMachine, Violation
 from kvref_conformance.fuzz.findings import Search
-from kvref_conformance.outcome import CannotRun
 
-TRIED = "6.132 to 6.170"  # the versions of Hypothesis in which the private methods below were found
+TESTED_VERSIONS = "6.132 to 6.170"  # the versions of Hypothesis in which the private methods below were found
 
 
-def searched() -> list[str]:
+def families_with_machine() -> list[str]:
     """The families that have a state machine."""
     return [family.name for family in all_families().values() if family.state_machine]
 
@@ -36,9 +36,9 @@ def run_machine(family: str, search: Search, number: int, examples: int, steps: 
         verbosity=Verbosity.quiet, print_blob=False, suppress_health_check=list(HealthCheck), derandomize=False,
     )  # fmt: skip
     # Hypothesis also draws constants that it finds in loaded modules. Then the same seed would not make the same calls.
-    constants = _doing_nothing(HypothesisProvider, "_maybe_draw_constant")
+    constants = _without_method(HypothesisProvider, "_maybe_draw_constant")
     # Five of six call sequences would repeat parts of the previous one, which hardly ever reaches new states.
-    variations = _doing_nothing(ConjectureRunner, "generate_mutations_from")
+    variations = _without_method(ConjectureRunner, "generate_mutations_from")
     try:
         with np.errstate(all="ignore"), constants, variations:
             run_state_machine_as_test(machine, settings=quiet)
@@ -54,7 +54,7 @@ def run_bytes(family: str, search: Search, drawn: bytes, steps: int) -> int | No
 
     Returns the number of bytes used, or None if the sequence ended early, for example by a failure.
     """
-    machine, fuzz = _by_bytes(family, steps)
+    machine, fuzz = _bytes_runner(family, steps)
     machine.search = search
     try:
         with np.errstate(all="ignore"):
@@ -65,7 +65,7 @@ def run_bytes(family: str, search: Search, drawn: bytes, steps: int) -> int | No
 
 
 @cache
-def _by_bytes(family: str, steps: int) -> tuple[type[FamilyStateMachine], Callable[[bytes], bytes | None]]:
+def _bytes_runner(family: str, steps: int) -> tuple[type[FamilyStateMachine], Callable[[bytes], bytes | None]]:
     """A state machine class, and the function that runs it on bytes. Cached, because making them takes as long as some sequences.
 
     Only one search may use them at a time.
@@ -81,7 +81,7 @@ def _by_bytes(family: str, steps: int) -> tuple[type[FamilyStateMachine], Callab
 
 
 @contextmanager
-def _doing_nothing(kind: type, name: str) -> Iterator[None]:
+def _without_method(kind: type, name: str) -> Iterator[None]:
     """Replace a private method of Hypothesis by one that does nothing while the block runs.
 
     (unittest.mock can do this too, but is slow to import.) Raises CannotRun if this version of Hypothesis lacks the method.
@@ -89,7 +89,7 @@ def _doing_nothing(kind: type, name: str) -> Iterator[None]:
     before = vars(kind).get(name)
     if before is None:
         missing = f"hypothesis {version('hypothesis')} has no {kind.__name__}.{name}"
-        raise CannotRun(f"{missing}: install a version that kvref was tried with, {TRIED}")
+        raise CannotRun(f"{missing}: install a version that kvref was tried with, {TESTED_VERSIONS}")
     setattr(kind, name, lambda *_, **__: None)
     try:
         yield

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
 
-EDGES = {  # the numbers that fill a row, repeated
+EDGE_VALUES = {  # the numbers that fill a row, repeated
     "zeros": (0.0, -0.0),
     "tiny": (1e-40, -3e-45, 2.0**-126),
     "ties": (127.0, 0.5, -1.5, 62.5, -126.5),
@@ -20,36 +20,36 @@ EDGES = {  # the numbers that fill a row, repeated
     "nan": (1.0, np.nan),
     "infinity": (np.inf, 1.0),
 }
-PLAIN = ("counting", "uneven")
-HUGE = ("huge", "rounded up", "largest")  # rows that must not be scaled up, because they would overflow
-FINITE = (*PLAIN, *PLAIN, "zeros", "tiny", "ties", "float16 edges", "beyond float16", *HUGE)
+PLAIN_KINDS = ("counting", "uneven")
+HUGE_KINDS = ("huge", "rounded up", "largest")  # rows that must not be scaled up, because they would overflow
+FINITE_KINDS = (*PLAIN_KINDS, *PLAIN_KINDS, "zeros", "tiny", "ties", "float16 edges", "beyond float16", *HUGE_KINDS)
 
 
-def kinds(everything: bool = True) -> st.SearchStrategy[str]:
+def row_kinds(everything: bool = True) -> st.SearchStrategy[str]:
     """The kinds of rows. A failure shrinks to the first. everything: with NaN and infinity."""
-    return st.sampled_from((*FINITE, "nan", "infinity") if everything else FINITE)
+    return st.sampled_from((*FINITE_KINDS, "nan", "infinity") if everything else FINITE_KINDS)
 
 
 class RowSource:
     """Makes rows, and counts its numbers so that no two tokens are equal. All numbers are exact in `dtype`."""
 
     def __init__(self, dtype: str = "float32") -> None:
-        self.made, self.dtype = 0, dtype
+        self.num_made, self.dtype = 0, dtype
 
     def rows(self, shape: tuple[int, ...], kind: str) -> NDArray:
         """float32 rows of any shape."""
-        size, start = prod(shape), self.made
-        self.made += size
+        size, start = prod(shape), self.num_made
+        self.num_made += size
         if kind == "counting":
             values = np.arange(start + 1, start + size + 1, dtype=np.float64)
         elif kind == "uneven":
             values = np.random.default_rng(start).normal(size=size) * 2.0 ** (start % 9 - 4)
         else:
-            edges = np.array(EDGES[kind])
+            edges = np.array(EDGE_VALUES[kind])
             values = edges[np.arange(start, start + size) % len(edges)]
-        return self.held(values.astype(np.float32)).reshape(shape)
+        return self.round_to_dtype(values.astype(np.float32)).reshape(shape)
 
-    def held(self, values: NDArray) -> NDArray:
+    def round_to_dtype(self, values: NDArray) -> NDArray:
         """Round to numbers that are exact in the dtype. Finite numbers that are too large become its largest."""
         if self.dtype == "float32":
             return values

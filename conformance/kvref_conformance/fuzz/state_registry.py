@@ -16,13 +16,13 @@ from kvref_conformance.oracle.reference_model import ReferenceModel
 class SequenceHistory:
     """What states need to know about earlier calls: the states that were reached, and facts that NOTES of a family add."""
 
-    met: set[str] = field(default_factory=set)
-    made: dict[int, dict[str, Any]] = field(default_factory=dict)  # the sizes of each object
-    most: dict[int, int] = field(default_factory=dict)  # number of tokens in each object when it was last cleared
-    given_back: set[int] = field(default_factory=set)  # blocks that were allocated and then freed
-    takers: list[int] = field(default_factory=list)  # sequences that allocated blocks, in order
-    buffers: dict[int, int] = field(default_factory=dict)  # by size class, the most values of a buffer when it was released
-    used_again: set[int] = field(default_factory=set)  # buffers whose memory belonged to another buffer before
+    reached: set[str] = field(default_factory=set)
+    configs: dict[int, dict[str, Any]] = field(default_factory=dict)  # the sizes of each object
+    max_tokens: dict[int, int] = field(default_factory=dict)  # number of tokens in each object when it was last cleared
+    freed_blocks: set[int] = field(default_factory=set)  # blocks that were allocated and then freed
+    allocating_sequences: list[int] = field(default_factory=list)  # sequences that allocated blocks, in order
+    buffer_sizes: dict[int, int] = field(default_factory=dict)  # by size class, the most values of a buffer when it was released
+    reused_buffers: set[int] = field(default_factory=set)  # buffers whose memory belonged to another buffer before
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class ModelCall:
     op: str
     on: int
     args: dict[str, Any]
-    ok: Any
-    raised: str  # the kind of the error, or ""
+    result: Any
+    error_kind: str  # the kind of the error, or ""
     models: dict[int, ReferenceModel]
-    past: SequenceHistory
+    history: SequenceHistory
 
     @property
     def model(self) -> Any:
@@ -51,34 +51,36 @@ class ModelCall:
         return int(array.shape[axis])
 
 
-State = Callable[[ModelCall], bool]
+StatePredicate = Callable[[ModelCall], bool]
 
 
 @dataclass(frozen=True)
-class WatchedSequence:
-    """A state, reached by a call of one of `ops` (any if empty) that raised `raising` ("": no error) and for which `holds`."""
+class StateTest:
+    """A state, reached by a call of one of `ops` (any if empty) that raised `error_kind` ("": no error) and for which
+    `predicate`.
+    """
 
     ops: tuple[str, ...]
-    raising: str
-    holds: State
+    error_kind: str
+    predicate: StatePredicate
 
 
-STATES: dict[str, dict[str, WatchedSequence]] = {}
+STATES: dict[str, dict[str, StateTest]] = {}
 NOTES: dict[str, Callable[[ModelCall], None]] = {}  # per family, a function that adds facts about a call to its SequenceHistory
 
 
-def state(family: str, *ops: str, raising: str = "") -> Callable[[State], State]:
+def state(family: str, *ops: str, raising: str = "") -> Callable[[StatePredicate], StatePredicate]:
     """Register a function as the test of a state, which has the name of the function. See WatchedSequence."""
 
-    def register(holds: State) -> State:
+    def register(holds: StatePredicate) -> StatePredicate:
         full = tuple(op if "." in op else f"{family}.{op}" for op in ops)
-        STATES.setdefault(family, {})[holds.__name__.replace("_", " ")] = WatchedSequence(full, raising, holds)
+        STATES.setdefault(family, {})[holds.__name__.replace("_", " ")] = StateTest(full, raising, holds)
         return holds
 
     return register
 
 
-def refusals(family: str, *kinds: str) -> None:
+def register_error_states(family: str, *kinds: str) -> None:
     """Register a state for each kind of error, which a call reaches by raising it."""
     for kind in kinds:
-        STATES.setdefault(family, {})[f"{kind} is raised"] = WatchedSequence((), kind, lambda call: True)
+        STATES.setdefault(family, {})[f"{kind} is raised"] = StateTest((), kind, lambda call: True)

@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple
 
 from kvref_conformance.calls.messages import Exchange
 from kvref_conformance.fuzz.findings import FuzzFailure
-from kvref_conformance.outcome import CheckResult
+from kvref_conformance.results import CheckResult
 
 Kind = Literal["calls", "check", "soak"]
 KINDS: tuple[Kind, ...] = "calls", "check", "soak"
-LENGTH = 4096  # bytes that determine a call sequence, of which a few hundred are used
-USUAL = 300  # assumed number of used bytes if it is not known
+SEED_BYTES = 4096  # bytes that determine a call sequence, of which a few hundred are used
+USUAL_BYTES = 300  # assumed number of used bytes if it is not known
 
 
 class WorkUnit(NamedTuple):
@@ -31,26 +31,26 @@ class WorkUnit(NamedTuple):
         return f"{self.family} {self.kind} {self.seed}"
 
 
-def neighbour(seed: str, at: int, other: int) -> str:
+def neighbor_seed(seed: str, at: int, other: int) -> str:
     """A seed with the same first `at` bytes as `seed`, and then the bytes of the seed `other`."""
     first, *parts = seed.split("+")
     return "+".join([first, *(part for part in parts if int(part.partition(":")[0]) < at), f"{at}:{other}"])
 
 
-def drawn(seed: str) -> bytes:
+def seed_bytes(seed: str) -> bytes:
     """The LENGTH bytes of a seed of kind "calls". Raises ValueError if it is malformed."""
     first, *parts = seed.split("+")
-    found = _stream(int(first))
+    found = _random_bytes(int(first))
     for part in parts:
         at, _, other = part.partition(":")
-        if not 0 <= int(at) < LENGTH:
-            raise ValueError(f"expected a position in [0, {LENGTH}), got {at}")
-        found = (found[: int(at)] + _stream(int(other)))[:LENGTH]
+        if not 0 <= int(at) < SEED_BYTES:
+            raise ValueError(f"expected a position in [0, {SEED_BYTES}), got {at}")
+        found = (found[: int(at)] + _random_bytes(int(other)))[:SEED_BYTES]
     return found
 
 
-def _stream(seed: int) -> bytes:
-    return random.Random(seed).randbytes(LENGTH)
+def _random_bytes(seed: int) -> bytes:
+    return random.Random(seed).randbytes(SEED_BYTES)
 
 
 # The result of a unit of work, and the shape by which equal failures are recognized.
@@ -73,39 +73,40 @@ class UnitFailure:
 class UnitResult:
     """The result of a unit.
 
-    calls: number of calls. taken: how many bytes of the seed were used, None if unknown. states, transitions: those reached.
-    found: an unshrunk failure. failed: a failure that is shrunk already. through: the derived operations that were used.
+    calls: number of calls. bytes_used: how many bytes of the seed were used, None if unknown. states, transitions: those reached.
+    fuzz_failure: an unshrunk failure. failure: a failure that is shrunk already. derivations_used: the derived operations that
+    were used.
     """
 
     unit: WorkUnit
     calls: int
-    taken: int | None = None
+    bytes_used: int | None = None
     states: frozenset[str] = frozenset()
     transitions: frozenset[Transition] = frozenset()
-    found: FuzzFailure | None = None
-    through: Sequence[str] = field(default=())
-    failed: UnitFailure | None = None
+    fuzz_failure: FuzzFailure | None = None
+    derivations_used: Sequence[str] = field(default=())
+    failure: UnitFailure | None = None
 
 
 def shape_of(trace: Sequence[str]) -> Shape:
     """The shape of a trace: its calls and which of them raise, without their arguments."""
     messages = [json.loads(line) for line in trace[1:]]
     return tuple(
-        called(request["op"], "error" in reply.get("got", reply))
+        shape_entry(request["op"], "error" in reply.get("got", reply))
         for request, reply in zip(messages[::2], messages[1::2], strict=True)
     )
 
 
-def shape_as_met(conversation: Iterable[Exchange]) -> Shape:
+def shape_of_exchanges(call_trace: Iterable[Exchange]) -> Shape:
     """The shape of recorded calls, including quiet ones."""
-    return tuple(called(each.request.op, each.reply is not None and each.reply.error is not None) for each in conversation)
+    return tuple(shape_entry(each.request.op, each.reply is not None and each.reply.error is not None) for each in call_trace)
 
 
-def called(op: str, raised: bool) -> str:
+def shape_entry(op: str, raised: bool) -> str:
     return f"{op}!" if raised else op
 
 
-def within(short: Shape, long: Shape) -> bool:
+def is_subsequence(short: Shape, long: Shape) -> bool:
     """Whether `short` is a subsequence of `long`."""
     left = iter(long)
     return all(call in left for call in short)

@@ -19,12 +19,12 @@ from typing import Any
 import kvref
 import kvref_zoo
 
-FIRST_TURN = 10.0  # seconds per member
-LONGER = 3  # factor from one turn to the next
-AROUND = 4.0  # approximate seconds for starting and ending a search
+FIRST_TURN_SECONDS = 10.0  # seconds per member
+TURN_GROWTH = 3  # factor from one turn to the next
+START_SECONDS = 4.0  # approximate seconds for starting and ending a search
 
 
-def turn(folder: Path, seconds: float, name: str) -> dict[str, Any]:
+def search_member(folder: Path, seconds: float, name: str) -> dict[str, Any]:
     """Search a member for one turn with one worker. Returns the broken clauses, the calls, and the seconds of the command."""
     corpus, began = folder / name, time.monotonic()
     command = [str(Path(sys.executable).with_name("kvref")), "search", f"zoo:{name}", "--workers", "1", "--corpus", str(corpus)]
@@ -41,25 +41,25 @@ def turn(folder: Path, seconds: float, name: str) -> dict[str, Any]:
     }
 
 
-def searched(names: list[str], seconds: float, at_once: int, folder: Path) -> dict[str, dict[str, Any]]:
+def search_members(names: list[str], seconds: float, at_once: int, folder: Path) -> dict[str, dict[str, Any]]:
     """The broken clauses by name of the member, with the calls and seconds of all of its turns."""
     rows: dict[str, dict[str, Any]] = {
         name: {"clause": kvref_zoo.member(name).clause, "found": [], "by": [], "calls": 0, "seconds": 0.0} for name in names
     }
-    ends, length = time.monotonic() + seconds, FIRST_TURN
+    ends, length = time.monotonic() + seconds, FIRST_TURN_SECONDS
     while left := [name for name, row in rows.items() if not row["found"]]:
-        length = min(length, (ends - time.monotonic()) * at_once / len(left) - AROUND)
+        length = min(length, (ends - time.monotonic()) * at_once / len(left) - START_SECONDS)
         if length < 1:
             break
         with ThreadPoolExecutor(at_once) as pool:
-            for name, came in zip(left, pool.map(partial(turn, folder, length), left), strict=True):
+            for name, came in zip(left, pool.map(partial(search_member, folder, length), left), strict=True):
                 row = rows[name]
                 row |= {"found": came["found"], "by": came["by"]}
                 row |= {key: round(row[key] + came[key], 1) for key in ("calls", "seconds")}
                 print(
                     f"{name}: {', '.join(row['found']) or 'nothing'} ({row['calls']:,} calls, {row['seconds']:.0f} s)", flush=True
                 )
-        length *= LONGER
+        length *= TURN_GROWTH
     return rows
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     asked = options.parse_args()
     names, began = asked.names or kvref_zoo.names(), time.time()
     with TemporaryDirectory() as folder:
-        rows = searched(names, 3600 * asked.hours, asked.at_once, Path(folder))
+        rows = search_members(names, 3600 * asked.hours, asked.at_once, Path(folder))
     found = sum(bool(row["found"]) for row in rows.values())
     print(f"{found} of {len(rows)} found in {(time.time() - began) / 60:.0f} minutes, {asked.at_once} at once")
     if asked.json:

@@ -27,22 +27,22 @@ from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
 from kvref_canary.server import url
 from kvref_conformance.calls.source_location import raised_at
-from kvref_conformance.drivers.resource_limits import SERVED_WITHIN, TIMEOUT
+from kvref_conformance.drivers.resource_limits import SERVER_TIMEOUT, TIMEOUT
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import ExternalImplementation, Implementation, offers
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.implementations.external import by_command, by_name, configured
+from kvref_conformance.implementations.external import read_config, start_command, start_named
 from kvref_conformance.limits import Limits, LimitsError
-from kvref_conformance.oracle.formats import PLAIN
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
-ADAPTERS = "kvref-adapters"  # the distribution with the adapters of third-party projects
-LONGEST = 300  # the maximum number of characters of an implementation's name, version, language and project
-LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # array libraries of the reference backend
+ADAPTERS_PACKAGE = "kvref-adapters"  # the distribution with the adapters of third-party projects
+MAX_NAME_LENGTH = 300  # the maximum number of characters of an implementation's name, version, language and project
+BACKEND_LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # array libraries of the reference backend
 
 
-def existing_folder(option: str, file: str | None) -> None:
+def require_folder(option: str, file: str | None) -> None:
     """Raise CannotRun if the file that an option names cannot be written: its folder does not exist, or it is a folder itself."""
     if file and not Path(file).resolve().parent.is_dir():
         raise CannotRun(f"--{option}: no folder {Path(file).resolve().parent}")
@@ -50,12 +50,12 @@ def existing_folder(option: str, file: str | None) -> None:
         raise CannotRun(f"--{option}: {file} is a folder")
 
 
-def named(options: argparse.Namespace) -> str | None:
+def selected_name(options: argparse.Namespace) -> str | None:
     """Return the name of the implementation that a command line selects (NAME, --exec or --server), or None. Raises CannotRun."""
     ways = {
         "a NAME": options.name,
         "--exec COMMAND": None if options.exec is None else f"exec:{options.exec}",
-        "--server URL": url.named(options),
+        "--server URL": url.selected_server(options),
     }
     asked = {way: name for way, name in ways.items() if name is not None}
     if len(asked) > 1:
@@ -64,14 +64,14 @@ def named(options: argparse.Namespace) -> str | None:
     return next(iter(asked.values()), None)
 
 
-def needed(options: argparse.Namespace) -> str:
-    """Like `named`, but raise CannotRun if the command line selects no implementation."""
-    if (name := named(options)) is None:
+def required_name(options: argparse.Namespace) -> str:
+    """Like `selected_name`, but raise CannotRun if the command line selects no implementation."""
+    if (name := selected_name(options)) is None:
         raise CannotRun("expected an implementation: NAME, --exec COMMAND or --server URL (kvref list shows the names)")
     return name
 
 
-def patience(options: argparse.Namespace, name: str) -> float:
+def call_timeout(options: argparse.Namespace, name: str) -> float:
     """Return the time limit of one call in seconds: --timeout, or a default, which is longer for servers.
 
     A server may have other clients. Raises CannotRun for an invalid --timeout.
@@ -81,30 +81,30 @@ def patience(options: argparse.Namespace, name: str) -> float:
         if not 0.01 <= seconds < float("inf"):
             raise CannotRun(f"--timeout: expected at least 0.01, got {seconds}")
         return seconds
-    return SERVED_WITHIN if name.startswith(url.PREFIX) else TIMEOUT
+    return SERVER_TIMEOUT if name.startswith(url.SERVER_PREFIX) else TIMEOUT
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedImplementation:
     """One line of `kvref list`. missing: why the implementation cannot run here; empty if it can."""
 
     name: str
     missing: str
 
 
-def load(name: str, show_stderr: bool = False) -> Implementation:
+def load_implementation(name: str, show_stderr: bool = False) -> Implementation:
     """Return the implementation called `name`. Raises CannotRun.
 
     show_stderr: pass a program's standard error on to the terminal.
     """
-    if name.startswith(url.PREFIX):
+    if name.startswith(url.SERVER_PREFIX):
         from kvref_conformance.implementations.server import ServerImplementation  # slow to import: asyncio
 
-        return checked(name, ServerImplementation(url.address(name)))
+        return validate_implementation(name, ServerImplementation(url.parse_address(name)))
     try:
-        program = by_command(name[5:], show_stderr) if name.startswith("exec:") else by_name(name, show_stderr)
+        program = start_command(name[5:], show_stderr) if name.startswith("exec:") else start_named(name, show_stderr)
         if program is not None:
-            return checked(name, program)
+            return validate_implementation(name, program)
         if name == "reference" or name.startswith("reference:"):
             return OnBackend(_reference(name.partition(":")[2] or "numpy"))
         if name.partition(":")[0] in (entry.name for entry in entry_points(group="kvref.backends")):
@@ -115,42 +115,42 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
         return _zoo(name.partition(":")[2])
     found = _entry_point(name)
     if found is None and ":" in name:
-        found = _object_at(name)
+        found = _import_object(name)
     if found is None:
         here = {each.stem for each in Path().glob("*.py")}
-        near = [f"{name}:OBJECT"] if name in here else get_close_matches(name, _names(), n=1)
+        near = [f"{name}:OBJECT"] if name in here else get_close_matches(name, _all_names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise CannotRun(
-            f"no implementation {name!r}: {hint}write your own as module:object; kvref list shows the names{_without_adapters()}"
+            f"no implementation {name!r}: {hint}write your own as module:object; kvref list shows the names{_adapters_note()}"
         )
-    return checked(name, _made(name, found))
+    return validate_implementation(name, _instantiate(name, found))
 
 
-def is_foreign(name: str) -> bool:
+def runs_foreign_code(name: str) -> bool:
     """Whether calling it runs code in this process that is not kvref's own, and so may hang or crash the process."""
     if is_program(name) or name.partition(":")[0] in ("reference", "zoo"):
         return False
     backends = entry_points(group="kvref.backends", name=name.partition(":")[0])
     entries = [*backends, *entry_points(group="kvref.implementations", name=name)]
     if entries:
-        return any(entry.dist is None or entry.dist.name not in ("kvref", ADAPTERS) for entry in entries)
+        return any(entry.dist is None or entry.dist.name not in ("kvref", ADAPTERS_PACKAGE) for entry in entries)
     return ":" in name
 
 
 def is_program(name: str) -> bool:
     """Whether the implementation runs in a process of its own. Raises CannotRun if kvref.toml cannot be read."""
-    return name.startswith(("exec:", url.PREFIX)) or name in configured()[1]
+    return name.startswith(("exec:", url.SERVER_PREFIX)) or name in read_config()[1]
 
 
-def checked(name: str, implementation: Any) -> Implementation:
+def validate_implementation(name: str, implementation: Any) -> Implementation:
     """Return the implementation if its attributes and limits are valid. Raises CannotRun otherwise."""
     needed = ("name", "version", "language", "level", "formats", "asarray", "to_numpy")
     if lacking := [attribute for attribute in needed if not hasattr(implementation, attribute)]:
         raise CannotRun(f"{name}: missing attributes {', '.join(lacking)} (see kvref_conformance.implementation_api)")
     for attribute in ("name", "version", "language", "project"):
         said = getattr(implementation, attribute, implementation.name)
-        if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= LONGEST:
-            raise CannotRun(f"{name}: {attribute}: expected one line of 1 to {LONGEST} characters, got {repr(said)[:60]}")
+        if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= MAX_NAME_LENGTH:
+            raise CannotRun(f"{name}: {attribute}: expected one line of 1 to {MAX_NAME_LENGTH} characters, got {repr(said)[:60]}")
     if implementation.level not in ("exact", "tolerant"):
         raise CannotRun(f"{name}: level: expected 'exact' or 'tolerant', got {implementation.level!r}")
     if isinstance(implementation.formats, str):
@@ -166,8 +166,8 @@ def checked(name: str, implementation: Any) -> Implementation:
     except LimitsError as error:
         raise CannotRun(f"{name}: {error}") from None
     except Exception as error:  # raised by the user's property
-        raise CannotRun(f"{name}: limits: {_one_line(error)}") from error
-    plain = [format for format in implementation.formats if format in PLAIN]
+        raise CannotRun(f"{name}: limits: {_first_line(error)}") from error
+    plain = [format for format in implementation.formats if format in PLAIN_FORMATS]
     for family, record in all_families().items():
         if plain and not record.encodes and not set(plain) & set(limits.dtypes(family)):
             said = " or ".join(limits.dtypes(family))
@@ -182,30 +182,30 @@ def checked(name: str, implementation: Any) -> Implementation:
     return found
 
 
-def names() -> list[Listed]:
+def all_implementations() -> list[ListedImplementation]:
     """Return every named implementation of this environment, each with the reason why it cannot run, if any."""
     found = []
-    for name in _names():
+    for name in _all_names():
         try:
-            implementation = load(name)
+            implementation = load_implementation(name)
         except CannotRun as missing:
-            found.append(Listed(name, str(missing)))
+            found.append(ListedImplementation(name, str(missing)))
         else:
-            found.append(Listed(name, ""))
-            end(implementation)
+            found.append(ListedImplementation(name, ""))
+            close_implementation(implementation)
     return found
 
 
-def end(implementation: Implementation) -> None:
+def close_implementation(implementation: Implementation) -> None:
     """Release the implementation's resources: end its program, or close its connections to a server."""
     if isinstance(implementation, ExternalImplementation):
         implementation.close()
 
 
-def _names() -> Iterator[str]:
+def _all_names() -> Iterator[str]:
     yield "reference"
-    yield from (f"reference:{library}" for library in LIBRARIES[1:])
-    yield from configured()[1]
+    yield from (f"reference:{library}" for library in BACKEND_LIBRARIES[1:])
+    yield from read_config()[1]
     for group in ("kvref.backends", "kvref.implementations"):
         yield from sorted(entry.name for entry in entry_points(group=group))
 
@@ -219,7 +219,7 @@ def _reference(library: str) -> kvref.Backend:
         try:
             backend.zeros((1,), "float32")
         except Exception as error:  # the library is installed, but the device that it needs is missing
-            raise CannotRun(f"reference:{library}: {_one_line(error)}") from error
+            raise CannotRun(f"reference:{library}: {_first_line(error)}") from error
         return backend
     try:
         import array_api_strict as strict
@@ -250,19 +250,19 @@ def _entry_point(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise CannotRun(f"{name} needs {error.name} (pip install {error.name})") from error
     except Exception as error:
-        raise CannotRun(f"{name} cannot be imported: {_one_line(error)}") from error
+        raise CannotRun(f"{name} cannot be imported: {_first_line(error)}") from error
 
 
-def _without_adapters() -> str:
+def _adapters_note() -> str:
     """Return a note for a name that is not found, or nothing if the adapters of third-party projects are installed."""
     try:
-        distribution(ADAPTERS)
+        distribution(ADAPTERS_PACKAGE)
     except PackageNotFoundError:
-        return f"; third-party projects need the distribution {ADAPTERS}, which is not installed"
+        return f"; third-party projects need the distribution {ADAPTERS_PACKAGE}, which is not installed"
     return ""
 
 
-def _object_at(name: str) -> Any:
+def _import_object(name: str) -> Any:
     module_name, _, path = name.partition(":")
     if not path or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
         raise CannotRun(f"no implementation {name!r}: expected module:object, both dotted names")
@@ -276,7 +276,7 @@ def _object_at(name: str) -> Any:
     except Exception as error:
         at = raised_at(error)
         where = f" ({at})" if at and "importlib" not in at else ""
-        raise CannotRun(f"{module_name} cannot be imported: {_one_line(error)}{where}") from error
+        raise CannotRun(f"{module_name} cannot be imported: {_first_line(error)}{where}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     for part in path.split("."):
@@ -287,16 +287,16 @@ def _object_at(name: str) -> Any:
     return found
 
 
-def _made(name: str, found: Any) -> Any:
+def _instantiate(name: str, found: Any) -> Any:
     if not callable(found):
         return found
     try:
         return found()
     except Exception as error:
         asked = " (expected a callable without arguments)" if isinstance(error, TypeError) else ""
-        raise CannotRun(f"{name} cannot be created{asked}: {_one_line(error)}") from error
+        raise CannotRun(f"{name} cannot be created{asked}: {_first_line(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     message = str(error).strip()
     return f"{type(error).__name__}: {message.splitlines()[0]}" if message else type(error).__name__

@@ -15,7 +15,7 @@ from kvref.formats import FORMATS, element_format, get_format
 from kvref.token_store import TokenStore
 from kvref.validation import accept, accept_pair
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.oracle.formats import STATIC
+from kvref_conformance.oracle.formats import STATIC_FORMATS
 
 
 class OnBackend:
@@ -120,7 +120,7 @@ class Elements:
 class Rows:
     def __init__(self, backend: kvref.Backend, given_scale: float | None = None) -> None:
         self._backend = backend
-        self._static = {name: get_format(name, scale=given_scale) for name in STATIC}
+        self._static = {name: get_format(name, scale=given_scale) for name in STATIC_FORMATS}
 
     def quantize(self, rows: Array, format: str) -> tuple[Array, Array | None, Array | None]:
         rows = accept("rows", rows, ("n", "width"), self._backend)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kvref_conformance.drivers.json_client import HelloError, JsonClient
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.limits import Limits, LimitsError
-from kvref_conformance.outcome import CannotRun
 
-FILE = "kvref.toml"
+CONFIG_FILE = "kvref.toml"
 
 
-def by_command(words: str, show_stderr: bool = False) -> JsonClient:
+def start_command(words: str, show_stderr: bool = False) -> JsonClient:
     """Start the program that a command line names. The words are split as by a shell, but no shell runs. Raises CannotRun."""
     try:
         command = shlex.split(words)
@@ -28,29 +28,29 @@ def by_command(words: str, show_stderr: bool = False) -> JsonClient:
         raise CannotRun(f"--exec {words}: {error}") from None
     if not command:
         raise CannotRun("--exec: expected a program and its arguments, got nothing")
-    return _started(f"--exec {words}", command, Path.cwd(), show_stderr)
+    return _start(f"--exec {words}", command, Path.cwd(), show_stderr)
 
 
-def by_name(name: str, show_stderr: bool = False) -> JsonClient | None:
+def start_named(name: str, show_stderr: bool = False) -> JsonClient | None:
     """Start the program that kvref.toml defines under this name, or return None. Raises CannotRun."""
-    path, programs = configured()
+    path, programs = read_config()
     if name not in programs:
         return None
     command, limits = programs[name]
-    program = _started(name, command, path.parent, show_stderr)
+    program = _start(name, command, path.parent, show_stderr)
     program.limits = program.limits if limits is None else limits
     return program
 
 
-def configured() -> tuple[Path, dict[str, tuple[list[str], Any]]]:
+def read_config() -> tuple[Path, dict[str, tuple[list[str], Any]]]:
     """Return the path of the nearest kvref.toml, in this folder or above it, and its commands and limits by name.
 
     Raises CannotRun.
     """
     folders = [Path.cwd(), *Path.cwd().parents]
-    path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
+    path = next((folder / CONFIG_FILE for folder in folders if (folder / CONFIG_FILE).is_file()), None)
     if path is None:
-        return Path(FILE), {}
+        return Path(CONFIG_FILE), {}
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -70,7 +70,7 @@ def configured() -> tuple[Path, dict[str, tuple[list[str], Any]]]:
     return path, commands
 
 
-def _started(asked: str, command: Sequence[str], folder: Path, show_stderr: bool) -> JsonClient:
+def _start(asked: str, command: Sequence[str], folder: Path, show_stderr: bool) -> JsonClient:
     try:
         return JsonClient(command, folder, show_stderr)
     except (OSError, HelloError) as error:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 from kvref.canary import Canary, sized
 from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_canary.files import huggingface
-from kvref_canary.server.dimensions import shortened, sizes
+from kvref_canary.server.dimensions import sizes_of, with_shorter_context
 from kvref_canary.server.errors import ServerError
 from kvref_canary.server.event_loop_thread import EventLoopThread
 from kvref_canary.server.url import Address
+from kvref_conformance.exceptions import CannotRun, NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.implementation_api import ExternalImplementation, Level
-from kvref_conformance.outcome import CannotRun, NotOffered
 
 if TYPE_CHECKING:
     from kvref_canary.server.completions import CompletionClient
 
-SILENCE = 600.0  # seconds without a byte; the judge's limit per call is usually shorter
+SILENCE_TIMEOUT = 600.0  # seconds without a byte; the judge's limit per call is usually shorter
 
 
 class ServerImplementation(ExternalImplementation):
@@ -28,21 +28,21 @@ class ServerImplementation(ExternalImplementation):
     level: Level = "exact"
     formats = ("float32",)
 
-    def __init__(self, asked: Address, silence: float = SILENCE) -> None:
+    def __init__(self, address: Address, silence: float = SILENCE_TIMEOUT) -> None:
         """Raises CannotRun."""
-        canary = huggingface.load(asked.folder)
-        numbers = sizes(canary)
+        canary = huggingface.load(address.folder)
+        numbers = sizes_of(canary)
         self.background = EventLoopThread()
         try:
-            self.asker, context = self.background.run(_met(asked, canary, silence))
+            self.asker, context = self.background.run(_connect(address, canary, silence))
             self.canary = self.asker.canary
         except BaseException:
             self.background.close()
             raise
         self.limits = {"engine": {**numbers, "context": context}}
-        self.name = self.asker.known_as or asked.url
+        self.name = self.asker.reply_model or address.url
         self.version = self.asker.client.calls_itself
-        self.language = f"{self.asker.way} over HTTP"
+        self.language = f"{self.asker.encoding} over HTTP"
 
     def asarray(self, values: Any) -> Any:
         return values
@@ -78,9 +78,9 @@ class ServerSessions(WholePrompts):
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """Complete all prompts concurrently, every other one in a stream."""
-        asked = (self._asker.said(prompt, count, next(self._requests) % 2 == 1) for prompt in prompts)
+        asked = (self._asker.generate(prompt, count, next(self._requests) % 2 == 1) for prompt in prompts)
         try:
-            return self._background.run(_together(asked))
+            return self._background.run(_gather_results(asked))
         except ServerError as error:
             if error.no_room:
                 raise OutOfBlocks(str(error)) from None
@@ -109,7 +109,7 @@ class ServerSessions(WholePrompts):
         if not n or not count:
             return []
         self._check_room(told, count)
-        answer = self._background.run(self._asker.several(told, n, count))
+        answer = self._background.run(self._asker.generate_several(told, n, count))
         return [token for choice in range(n) for token in self._asker.tokens(answer, choice, count)]
 
     def cancel(self, session: int, count: int) -> None:
@@ -117,24 +117,24 @@ class ServerSessions(WholePrompts):
         told = self._session_tokens(session, generates=True)
         if in_range(count, None, PositionOutOfRange, "count"):
             self._check_room(told, count)
-            self._background.run(self._asker.cut_off(told, count))
+            self._background.run(self._asker.cancel_midway(told, count))
 
 
-async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[CompletionClient, int]":
+async def _connect(address: Address, canary: Canary, silence: float) -> "tuple[CompletionClient, int]":
     """Return a CompletionClient for the server and its canary, and the context length. Raises CannotRun."""
     try:
         from kvref_canary.server.client import HttpClient
-        from kvref_canary.server.handshake import contact, room
+        from kvref_canary.server.handshake import connect, find_context_length
     except ModuleNotFoundError as error:
         raise CannotRun(f"--server needs {error.name} (in a clone: pip install '.[conformance]')") from None
-    client = HttpClient(asked.url, silence)
+    client = HttpClient(address.url, silence)
     try:
-        asker = await contact(client, canary, asked.model)
-        context = await room(asker)
-        shorter = shortened(canary, context)
+        asker = await connect(client, canary, address.model)
+        context = await find_context_length(asker)
+        shorter = with_shorter_context(canary, context)
         if shorter is None:
             raise CannotRun(
-                f"{asked.url}: the server stops after {context} tokens, and the context of the canary is {canary.context}: "
+                f"{address.url}: the server stops after {context} tokens, and the context of the canary is {canary.context}: "
                 "start the server with a longer context, or make a canary with a shorter one (--context)"
             )
         asker.canary = shorter
@@ -144,7 +144,7 @@ async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[Complet
     return asker, context
 
 
-async def _together(asked: Iterable[Coroutine[Any, Any, list[int]]]) -> list[list[int]]:
+async def _gather_results(asked: Iterable[Coroutine[Any, Any, list[int]]]) -> list[list[int]]:
     """Return all results. If some raised, raises the first error after all are done."""
     told = list[list[int]]()
     for said in await asyncio.gather(*asked, return_exceptions=True):

@@ -4,11 +4,11 @@ import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import (
-    GGML,
-    GROUPS,
-    IN_GROUPS,
-    NVFP4,
-    ROTATED,
+    FORMATS_IN_GROUPS,
+    GGML_FORMATS,
+    GROUP_FORMATS,
+    NVFP4_FORMATS,
+    ROTATED_FORMATS,
     element_of,
     ggml,
     group_of,
@@ -21,12 +21,12 @@ from kvref_conformance.oracle.formats import (
 from kvref_conformance.oracle.formats.per_row import LIMIT, STEPS, worth_of
 
 
-def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
+def adversarial_rows(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
     """Rows that reveal rounding errors, float32 [n, width]. Their values do not overflow when they are read."""
-    if format in ROTATED:
-        return _rotated(rng, width, inner_of(format), count)
-    if format in IN_GROUPS:
-        return _groups(rng, width, format, count)
+    if format in ROTATED_FORMATS:
+        return _rotated_rows(rng, width, inner_of(format), count)
+    if format in FORMATS_IN_GROUPS:
+        return _group_rows(rng, width, format, count)
     limit = LIMIT.get(format, 1.0)
     gaussian = rng.normal(size=(count, width)) * 2.0 ** rng.integers(-20, 20, size=(count, 1))
     halves = rng.integers(-126, 126, size=(count, width)) + 0.5  # each quotient is a tie, because the maximum is 127
@@ -50,15 +50,15 @@ def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 
     return np.concatenate(parts).astype(np.float32)
 
 
-def _rotated(rng: np.random.Generator, width: int, inner: str, count: int) -> NDArray:
+def _rotated_rows(rng: np.random.Generator, width: int, inner: str, count: int) -> NDArray:
     """Adversarial rows, and rows that become adversarial when they are rotated."""
-    rows = adversarial(rng, width, inner, count)
-    most = 3e4 / width**0.5 if inner in IN_GROUPS else 8e37 / width**1.5
+    rows = adversarial_rows(rng, width, inner, count)
+    most = 3e4 / width**0.5 if inner in FORMATS_IN_GROUPS else 8e37 / width**1.5
     rows = np.clip(rows, -most, most)
-    return np.concatenate([rows, hadamard_rotation.turned(rows)])
+    return np.concatenate([rows, hadamard_rotation.rotate_rows(rows)])
 
 
-def given(rng: np.random.Generator, width: int, format: str, scale: float) -> NDArray:
+def static_scale_rows(rng: np.random.Generator, width: int, format: str, scale: float) -> NDArray:
     """Rows for a static scale: ties between codes with the numbers next to them, the largest numbers, and larger ones."""
     element, s = element_of(format), np.float32(scale)
     ties = (small_floats.ties_and_neighbours(element) * s).astype(np.float32)
@@ -69,18 +69,20 @@ def given(rng: np.random.Generator, width: int, format: str, scale: float) -> ND
     return rng.permutation(np.resize(numbers, (-(-len(numbers) // width), width)).reshape(-1)).reshape(-1, width)
 
 
-def _groups(rng: np.random.Generator, width: int, format: str, count: int) -> NDArray:
+def _group_rows(rng: np.random.Generator, width: int, format: str, count: int) -> NDArray:
     """Rows float32 [n, width] of adversarial groups in random order. The width is a multiple of the group."""
     group = group_of(format)
-    affine = format in ("q4_1", "q5_1") or (format in GROUPS and per_group.is_affine(format))
-    halves = format in GGML or per_group.scale_dtype(format) == "float16"
-    parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
+    affine = format in ("q4_1", "q5_1") or (format in GROUP_FORMATS and per_group.is_affine(format))
+    halves = format in GGML_FORMATS or per_group.scale_dtype(format) == "float16"
+    parts = np.concatenate(
+        [_tied_groups(rng, group, format, count), adversarial_rows(rng, group, "q4" if affine else "int8", count // 4)]
+    )
     if affine:  # the least value is 0, with both signs in the group
         zeros = np.tile([0.0, -0.0, 1.0, -0.0], group // 4)
         parts = np.concatenate([parts, np.array([zeros, np.roll(zeros, -1)], np.float32)])
     if format == "iq4_nl":
-        parts = np.concatenate([parts, _between_scales(rng, group, 2 * count)])
-    if format in GGML:
+        parts = np.concatenate([parts, _groups_between_scales(rng, group, 2 * count)])
+    if format in GGML_FORMATS:
         parts = parts[~ggml.any_code(parts.astype(np.float32), format)[:, 0]]
     most = 3e4 if halves else 1e38  # the range of float16 scales and zeros
     parts = np.clip(parts, -most, most)[rng.permutation(len(parts))]
@@ -88,13 +90,13 @@ def _groups(rng: np.random.Generator, width: int, format: str, count: int) -> ND
     return np.asarray(np.resize(parts, (-(-len(parts) // each) * each, group)).reshape(-1, width))
 
 
-def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDArray:
+def _tied_groups(rng: np.random.Generator, group: int, format: str, count: int) -> NDArray:
     """Groups of numbers halfway between the values of two codes, or next to that. The scale is a power of two."""
     ends: tuple[float, float]
-    if format in GROUPS:
+    if format in GROUP_FORMATS:
         ends = (per_group.top_of(format), 0) if per_group.is_affine(format) else (per_group.top_of(format),) * 2
         worth = np.arange(0 if per_group.is_affine(format) else -ends[0], ends[0] + 1).astype(np.float64)
-    elif format in GGML:
+    elif format in GGML_FORMATS:
         ends = {"q8_0": (127, -127), "iq4_nl": (-127, 113), "q4_1": (0, 15), "q5_1": (0, 31), "q4_0": (-8, 7)}.get(
             format, (-16, 15)
         )
@@ -107,12 +109,12 @@ def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDAr
     ties = np.where(rng.integers(2, size=ties.shape), ties, beside)
     ties[:, 0], ties[:, -1] = ends
     scale = 2.0 ** rng.integers(-6, 6, size=(count, 1))
-    if format in NVFP4:
+    if format in NVFP4_FORMATS:
         scale *= rng.integers(8, 16, size=(count, 1)) / 8  # scales with all mantissa bits of E4M3
     return ties * scale.astype(np.float32)
 
 
-def _between_scales(rng: np.random.Generator, group: int, count: int) -> NDArray:
+def _groups_between_scales(rng: np.random.Generator, group: int, count: int) -> NDArray:
     """Blocks of IQ4_NL whose scale is about halfway between two float16 numbers.
 
     If sums are added in another order, a third of the blocks get the other scale.

@@ -8,25 +8,25 @@ import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.expectations import (
+    Errors,
     Expectation,
     ExpectedArrays,
     UnjudgedReply,
-    Wrong,
-    finite,
-    not_finite,
-    refuse,
-    wrong_dtype,
+    all_finite,
+    dtype_errors,
+    expect_error,
+    finite_errors,
 )
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 
 U = 2.0**-24
-LARGE = 1e38  # a third of the largest float32
+MAX_MAGNITUDE = 1e38  # a third of the largest float32
 EXP_ERROR = 8 * U  # the relative error of a float32 exp that is accurate to 4 units in the last place
 # Of dtypes narrower than float32: half a unit in the last place of 1, half of the least number above 0, and the largest number.
 NARROW = {"float16": (2.0**-11, 2.0**-25, 65504.0), "bfloat16": (2.0**-8, 2.0**-134, 255 * 2.0**120)}
 
 
-def seen(query: int, window: int | None = None, sinks: int = 0, chunk: int = 0) -> NDArray:
+def visible_positions(query: int, window: int | None = None, sinks: int = 0, chunk: int = 0) -> NDArray:
     """The positions that the query at position `query` sees, in order: the definitions of WIN-01, WIN-05 and WIN-07."""
     return np.array(
         [
@@ -83,7 +83,7 @@ def attention(
     return out, bound
 
 
-def rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
+def output_rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
     """The additional error of an output that is returned in a narrower dtype, float64.
 
     The float32 result is within `bound`, so its magnitude is at most |want| + bound. It is rounded once, to infinity if it is
@@ -94,26 +94,26 @@ def rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
     return np.where(magnitude > largest, np.inf, relative * magnitude + least)
 
 
-def overflows(query: NDArray, keys: NDArray, values: NDArray, scale: float) -> bool:
+def may_overflow(query: NDArray, keys: NDArray, values: NDArray, scale: float) -> bool:
     """Whether float32 may overflow in scores, or in a sum of values that is divided at the end."""
     q, k, v = (float(np.abs(part).max(initial=0)) for part in (np.asarray(query), keys, values))
-    return bool(max(q * k * keys.shape[2] * max(1.0, abs(scale)), v * len(values)) > LARGE)
+    return bool(max(q * k * keys.shape[2] * max(1.0, abs(scale)), v * len(values)) > MAX_MAGNITUDE)
 
 
 def _gamma(roundings: int) -> float:
     return roundings * U / (1 - roundings * U)
 
 
-def wrong_query(query: NDArray, heads: int, dim: int) -> Wrong:
+def query_errors(query: NDArray, heads: int, dim: int) -> Errors:
     """The errors for a query to a cache with `heads` kv heads and head_dim `dim`."""
     shape = np.shape(query)
     fits = len(shape) == 3 and shape[2] == dim and shape[1] % heads == 0
-    wrong: Wrong = [] if fits else [("ShapeMismatch", "LAW-10")]
-    wrong += wrong_dtype(query)
-    return wrong + not_finite(query) if wrong else []
+    wrong: Errors = [] if fits else [("ShapeMismatch", "LAW-10")]
+    wrong += dtype_errors(query)
+    return wrong + finite_errors(query) if wrong else []
 
 
-def attended(
+def expect_attend(
     clause: str,
     query: NDArray,
     keys: ExpectedReads,
@@ -128,12 +128,12 @@ def attended(
     overflow.
     """
     heads, dim = keys.values.shape[1:]
-    if wrong := wrong_query(query, heads, dim):
-        return refuse(wrong, lambda: None)
+    if wrong := query_errors(query, heads, dim):
+        return expect_error(wrong, lambda: None)
     some = slice(None) if views is None else np.array(sorted({int(at) for view in views for at in view}), np.int64)
-    if keys.slack.any() or values.slack.any() or not finite(query, keys.values[some], values.values[some]):
+    if keys.slack.any() or values.slack.any() or not all_finite(query, keys.values[some], values.values[some]):
         return UnjudgedReply(clause)
-    if overflows(query, keys.values[some], values.values[some], scale):
+    if may_overflow(query, keys.values[some], values.values[some], scale):
         return UnjudgedReply(clause)
     out, bound = attention(query, keys.values, values.values, scale=scale, views=views, ranks=ranks)
     return ExpectedArrays(clause, parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

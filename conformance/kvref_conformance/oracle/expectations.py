@@ -1,7 +1,7 @@
 """Expectations: what a reply must be. There is one class per kind of reply.
 
-A model creates an Expectation for each request before the reply is known. `judge` raises Broken if the reply does not satisfy it,
-with the clause that the wrong reply breaks.
+A model creates an Expectation for each request before the reply is known. `judge` raises ClauseViolation if the reply does not
+satisfy it, with the clause that the wrong reply breaks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import CallReply, show
+from kvref_conformance.calls.messages import CallReply, format_value
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.implementation_api import Level, NDArray, same_bits
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.formats.small_floats import decoded
-from kvref_conformance.outcome import Broken
 
-CODED = ("float16", "bfloat16")
+CODED_DTYPES = ("float16", "bfloat16")
 ClauseAt = Callable[[tuple[int, ...], NDArray], str]  # returns a clause for the index of the first difference and the array
 
 
@@ -24,27 +24,27 @@ ClauseAt = Callable[[tuple[int, ...], NDArray], str]  # returns a clause for the
 class Expectation:
     """Any result without an error; the base class of all expectations.
 
-    clause: the clause that a wrong reply breaks. then: called with a correct result; it updates the model.
+    clause: the clause that a wrong reply breaks. on_result: called with a correct result; it updates the model.
     """
 
     clause: str
-    then: Callable[[Any], None] = lambda ok: None
+    on_result: Callable[[Any], None] = lambda ok: None
 
     def judge(self, reply: CallReply, op: str, level: Level) -> None:
-        """Raise Broken if the reply is wrong. Otherwise update the model."""
+        """Raise ClauseViolation if the reply is wrong. Otherwise update the model."""
         if reply.error:
-            raise Broken(op, self.words(), f"{reply.error.kind}: {reply.error.message}", self.clause)
-        self.look(reply.ok, op, level)
-        self.then(reply.ok)
+            raise ClauseViolation(op, self.describe(), f"{reply.error.kind}: {reply.error.message}", self.clause)
+        self.compare(reply.ok, op, level)
+        self.on_result(reply.ok)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """What was expected, for the message if an error was raised instead."""
         return "no error"
 
-    def look(self, ok: Any, op: str, level: Level) -> None:
-        """Raise Broken if the result is wrong."""
+    def compare(self, ok: Any, op: str, level: Level) -> None:
+        """Raise ClauseViolation if the result is wrong."""
 
-    def wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The expectation as JSON, for a trace."""
         return {"ok": None}
 
@@ -53,27 +53,27 @@ class Expectation:
 class UnjudgedReply(Expectation):
     """Any result, which is not compared."""
 
-    def wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"any": True}
 
 
 @dataclass(frozen=True)
 class ExpectedError(Expectation):
-    """An error of one of these kinds. refused: called if the error was correct; it updates the model."""
+    """An error of one of these kinds. on_error: called if the error was correct; it updates the model."""
 
     kinds: tuple[str, ...] = ()
-    refused: Callable[[], None] = lambda: None
+    on_error: Callable[[], None] = lambda: None
 
     def judge(self, reply: CallReply, op: str, level: Level) -> None:
         if not (reply.error and reply.error.kind in self.kinds):
             got = f"{reply.error.kind}: {reply.error.message}" if reply.error else "no error"
-            raise Broken(op, self.words(), got, self.clause)
-        self.refused()
+            raise ClauseViolation(op, self.describe(), got, self.clause)
+        self.on_error()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return " or ".join(self.kinds) + " to be raised"
 
-    def wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"error": {"kinds": list(self.kinds)}}
 
 
@@ -87,14 +87,14 @@ class AcceptedOrError(ExpectedError):
         if reply.error:
             super().judge(reply, op, level)
         else:
-            self.look(reply.ok, op, level)
-            self.then(reply.ok)
+            self.compare(reply.ok, op, level)
+            self.on_result(reply.ok)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return " or ".join([*self.kinds, "no error"])
 
-    def wire(self) -> dict[str, Any]:
-        return super().wire() | {"any": True}
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"any": True}
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class ExactValue(Expectation):
     value: Any = None
     clauses: Mapping[str, str] = field(default_factory=dict)
 
-    def look(self, ok: Any, op: str, level: Level) -> None:
+    def compare(self, ok: Any, op: str, level: Level) -> None:
         for name, clause in self.clauses.items():
             if isinstance(ok, dict) and name in ok and not _equal(ok[name], self.value[name]):
-                raise Broken(f"{name} of {op}", show(self.value[name]), show(ok[name]), clause)
+                raise ClauseViolation(f"{name} of {op}", format_value(self.value[name]), format_value(ok[name]), clause)
         if not _equal(ok, self.value):
-            raise Broken(op, show(self.value), show(ok), self.clause)
+            raise ClauseViolation(op, format_value(self.value), format_value(ok), self.clause)
 
-    def wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"ok": self.value}
 
 
@@ -130,23 +130,23 @@ def _equal(got: Any, want: Any) -> bool:
 class AnyOf(Expectation):
     """A value that the implementation chooses, such as a new id.
 
-    accepts: whether a value is permitted. says: which values are permitted, in words. seen: returns the rest of these words, if
-    they are slow to compute. length: the length of a list, and the clause that a wrong length breaks.
+    accepts: whether a value is permitted. range_text: which values are permitted, in words. details: returns the rest of these
+    words, if they are slow to compute. length: the length of a list, and the clause that a wrong length breaks.
     """
 
-    says: str = ""
-    seen: Callable[[], str] = lambda: ""
+    range_text: str = ""
+    details: Callable[[], str] = lambda: ""
     accepts: Callable[[Any], bool] = lambda ok: True
     length: tuple[int, str] | None = None
 
-    def look(self, ok: Any, op: str, level: Level) -> None:
+    def compare(self, ok: Any, op: str, level: Level) -> None:
         if self.length and len(ok) != self.length[0]:
-            raise Broken(op, f"a list of {self.length[0]}", f"a list of {len(ok)}: {show(ok)}", self.length[1])
+            raise ClauseViolation(op, f"a list of {self.length[0]}", f"a list of {len(ok)}: {format_value(ok)}", self.length[1])
         if not self.accepts(ok):
-            raise Broken(op, self.says + self.seen(), show(ok), self.clause)
+            raise ClauseViolation(op, self.range_text + self.details(), format_value(ok), self.clause)
 
-    def wire(self) -> dict[str, Any]:
-        return {"chosen": self.says + self.seen()}
+    def to_json(self) -> dict[str, Any]:
+        return {"chosen": self.range_text + self.details()}
 
 
 @dataclass(frozen=True)
@@ -161,65 +161,65 @@ class ExpectedArrays(Expectation):
     """One or more arrays. They must be equal to the bit at level exact, and within the slack at level tolerant.
 
     names: the names of the arrays in messages. parts: their values and slack. always_slack: whether the slack applies at level
-    exact too (attention). unsure: a bool array, true where any value is permitted. clause_at: returns the clause for the first
-    difference. used: the part of each array that is compared. shape: the shape of the whole array, if only a part is compared;
-    None stands for any length. codes_of: a 16-bit format; integer arrays with its codes are accepted too, because a library may
-    lack the dtype. bits: whether NaNs must be equal to the bit too.
+    exact too (attention). undetermined: a bool array, true where any value is permitted. clause_at: returns the clause for the
+    first difference. used_slices: the part of each array that is compared. shape: the shape of the whole array, if only a part is
+    compared; None stands for any length. codes_of: a 16-bit format; integer arrays with its codes are accepted too, because a
+    library may lack the dtype. bits: whether NaNs must be equal to the bit too.
     """
 
     names: tuple[str, ...] = ("",)
     parts: tuple[ExpectedReads, ...] = ()
     always_slack: bool = False
-    unsure: NDArray | None = None
+    undetermined: NDArray | None = None
     clause_at: ClauseAt | None = None
-    used: tuple[slice, ...] = ()
+    used_slices: tuple[slice, ...] = ()
     shape: tuple[int | None, ...] | None = None
     codes_of: str = ""
     bits: bool = False
 
-    def look(self, ok: Any, op: str, level: Level) -> None:
+    def compare(self, ok: Any, op: str, level: Level) -> None:
         for name, got, want in zip(self.names, ok if isinstance(ok, tuple) else (ok,), self.parts, strict=True):
             what = f"{name} of {op}" if name else op
             array = np.asarray(got)
             if array.dtype == np.float64:
-                raise Broken(what, "float32 or a narrower float", "float64", self.clause)
+                raise ClauseViolation(what, "float32 or a narrower float", "float64", self.clause)
             shape = self.shape or want.values.shape
             if array.ndim != len(shape) or any(want not in (None, got) for got, want in zip(array.shape, shape, strict=True)):
-                raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}", self.clause)
-            self._compare(array[self.used], want, what, level)
+                raise ClauseViolation(what, f"shape {list(shape)}", f"shape {list(array.shape)}", self.clause)
+            self._compare(array[self.used_slices], want, what, level)
 
     def _compare(self, got: NDArray, want: ExpectedReads, what: str, level: Level) -> None:
-        if got.dtype.kind in "iu" and self.codes_of in CODED:
+        if got.dtype.kind in "iu" and self.codes_of in CODED_DTYPES:
             got = decoded(self.codes_of)[got.astype(np.int64)]
         if want.values.dtype.kind == "f" and got.dtype.kind != "f":
-            raise Broken(what, "float32 or a narrower float", str(got.dtype), self.clause)
+            raise ClauseViolation(what, "float32 or a narrower float", str(got.dtype), self.clause)
         if same_bits(got, want.values):
             return
-        differs = differing(got, want, exact=level == "exact" and not self.always_slack, bits=self.bits)
-        if self.unsure is not None:
-            differs = differs & ~self.unsure
+        differs = difference_mask(got, want, exact=level == "exact" and not self.always_slack, bits=self.bits)
+        if self.undetermined is not None:
+            differs = differs & ~self.undetermined
         if not differs.any():
             return
         first = tuple(int(i) for i in np.argwhere(differs)[0])
         clause = self.clause_at(first, got) if self.clause_at else self.clause
         if want.values.size <= 8:
-            raise Broken(what, show(want.values), show(got), clause)
+            raise ClauseViolation(what, format_value(want.values), format_value(got), clause)
         at = f"{what}[{', '.join(map(str, first))}] ({int(differs.sum())} of {differs.size} differ)"
-        broken = Broken(at, show(want.values[first]), show(got[first]), clause)
-        broken.row = got[first[:-1]]
-        raise broken
+        violation = ClauseViolation(at, format_value(want.values[first]), format_value(got[first]), clause)
+        violation.row = got[first[:-1]]
+        raise violation
 
-    def wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         ok: Any = [part.values for part in self.parts] if len(self.parts) > 1 else self.parts[0].values
         said: dict[str, Any] = {"ok": ok}
         if self.always_slack or any(part.slack.any() for part in self.parts):  # "within" even if 0: it makes -0 and 0 equal
             within: Any = [_up(part.slack) for part in self.parts] if len(self.parts) > 1 else _up(self.parts[0].slack)
             said["within" if self.always_slack else "tolerant"] = within
-        if self.unsure is not None:
-            said["unsure"] = self.unsure
-        if self.used:
-            said["used"] = [axis.stop for axis in self.used] + [None] * (self.parts[0].values.ndim - len(self.used))
-        if self.codes_of in CODED:
+        if self.undetermined is not None:
+            said["unsure"] = self.undetermined
+        if self.used_slices:
+            said["used"] = [axis.stop for axis in self.used_slices] + [None] * (self.parts[0].values.ndim - len(self.used_slices))
+        if self.codes_of in CODED_DTYPES:
             said["codes"] = self.codes_of
         return said | ({"bits": True} if self.bits else {})
 
@@ -228,11 +228,11 @@ class ExpectedArrays(Expectation):
 class LeadingRows(ExpectedArrays):
     """Three arrays of which only the first ones are compared, because the zero of a symmetric format has no meaning."""
 
-    def look(self, ok: Any, op: str, level: Any) -> None:
-        super().look(ok[: len(self.parts)], op, level)
+    def compare(self, ok: Any, op: str, level: Any) -> None:
+        super().compare(ok[: len(self.parts)], op, level)
 
-    def wire(self) -> dict[str, Any]:
-        said = super().wire()
+    def to_json(self) -> dict[str, Any]:
+        said = super().to_json()
         if len(self.parts) == 1:
             said["ok"] = [said["ok"], None, None]
         elif len(self.parts) == 2:
@@ -247,7 +247,7 @@ def _up(slack: NDArray) -> NDArray:
     return np.where(narrow < slack, np.nextafter(narrow, np.float32(np.inf)), narrow)
 
 
-def differing(got: NDArray, want: ExpectedReads, exact: bool, bits: bool = False) -> NDArray:
+def difference_mask(got: NDArray, want: ExpectedReads, exact: bool, bits: bool = False) -> NDArray:
     """Where an array is wrong (bool): the bits differ, and, unless `exact`, the difference exceeds the slack.
 
     All NaNs are equal, unless `bits`.
@@ -268,25 +268,25 @@ def differing(got: NDArray, want: ExpectedReads, exact: bool, bits: bool = False
     return outside
 
 
-def exactly(values: NDArray) -> ExpectedReads:
+def exact_reads(values: NDArray) -> ExpectedReads:
     """Values with a slack of 0."""
     return ExpectedReads(values, np.zeros(values.shape))
 
 
-Wrong = list[tuple[str, str]]  # kinds of errors that are correct for a call, each with its clause
+Errors = list[tuple[str, str]]  # kinds of errors that are correct for a call, each with its clause
 
 
-def refuse(wrong: Wrong, refused: Callable[[], None]) -> ExpectedError:
+def expect_error(wrong: Errors, refused: Callable[[], None]) -> ExpectedError:
     """The expected error of an invalid call. If the call is invalid in several ways, each of the errors is correct (LAW-11)."""
-    return ExpectedError(wrong[0][1], kinds=tuple(dict.fromkeys(kind for kind, _ in wrong)), refused=refused)
+    return ExpectedError(wrong[0][1], kinds=tuple(dict.fromkeys(kind for kind, _ in wrong)), on_error=refused)
 
 
-Given = tuple[Any, Sequence[int | None]]  # an array, and the shape it must have; None is an axis of any length
+ArrayAndShape = tuple[Any, Sequence[int | None]]  # an array, and the shape it must have; None is an axis of any length
 
 
-def wrong_arrays(*given: Given) -> Wrong:
+def array_errors(*given: ArrayAndShape) -> Errors:
     """The errors for arrays with wrong shapes or dtypes. All axes of any length must have the same length in all arrays."""
-    wrong: Wrong = []
+    wrong: Errors = []
     lengths: set[int] = set()
     for array, shape in given:
         array = np.asarray(array)
@@ -294,39 +294,39 @@ def wrong_arrays(*given: Given) -> Wrong:
         lengths |= {axis for axis, want in axes if want is None}
         if array.ndim != len(shape) or any(want is not None and axis != want for axis, want in axes) or len(lengths) > 1:
             wrong.append(("ShapeMismatch", "LAW-10"))
-        wrong += wrong_dtype(array)
+        wrong += dtype_errors(array)
     return wrong
 
 
-def wrong_dtype(array: Any) -> Wrong:
+def dtype_errors(array: Any) -> Errors:
     """The error for an array that is not float32 or a narrower float."""
     dtype = np.asarray(array).dtype
     good = (dtype.kind == "f" or dtype.name == "bfloat16") and dtype != np.float64
     return [] if good else [("DtypeMismatch", "FMT-LEVEL-04")]
 
 
-def tokens_of(*given: Given) -> int:
+def count_tokens(*given: ArrayAndShape) -> int:
     """The largest number of tokens (the axis of any length) in the arrays. Arrays with a wrong number of axes do not count."""
     counted = [np.shape(array)[list(shape).index(None)] for array, shape in given if np.ndim(array) == len(shape)]
     return max(counted, default=0)
 
 
-def not_finite(*arrays: Any) -> Wrong:
+def finite_errors(*arrays: Any) -> Errors:
     """The error NonFinite, if an array is not finite: an invalid call may raise it instead (LAW-14)."""
-    return [] if finite(*map(np.asarray, arrays)) else [("NonFinite", "LAW-14")]
+    return [] if all_finite(*map(np.asarray, arrays)) else [("NonFinite", "LAW-14")]
 
 
-def not_in_range(value: Any, stop: int | None, kind: str, clause: str = "LAW-11") -> Wrong:
+def range_errors(value: Any, stop: int | None, kind: str, clause: str = "LAW-11") -> Errors:
     """The error of this kind, unless `value` is an integer in [0, stop) (None: without an upper limit)."""
     good = isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (stop is None or value < stop)
     return [] if good else [(kind, clause)]
 
 
-def float32(array: Any) -> NDArray:
+def to_float32(array: Any) -> NDArray:
     """A copy as float32. (The caller of an operation may overwrite its argument later.)"""
     return np.asarray(array).astype(np.float32)
 
 
-def finite(*arrays: NDArray) -> bool:
+def all_finite(*arrays: NDArray) -> bool:
     """Whether all numbers are finite."""
     return all(bool(np.isfinite(array.astype(np.float32, copy=False)).all()) for array in arrays)

@@ -6,24 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import CallRequest, Exchange, Misfit, ObjectReference, resolved
+from kvref_conformance.calls.messages import CallRequest, Exchange, MalformedResult, ObjectReference, resolve_references
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families import Family, all_families
 from kvref_conformance.implementation_api import Implementation, Level
 from kvref_conformance.limits import Limits
-from kvref_conformance.oracle.attention import rounding
-from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, ExpectedError, NewResult, not_in_range
+from kvref_conformance.oracle.attention import output_rounding
+from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, ExpectedError, NewResult, range_errors
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.reference_model import ReferenceModel
-from kvref_conformance.outcome import Broken
 
-MADE = "an object, because its sizes are valid and within the limits (LAW-12)"
+EXPECTED_OBJECT = "an object, because its sizes are valid and within the limits (LAW-12)"
 
 
 class CreatedObject(Expectation):
     """The expectation of a new object. If the factory raises, the message names LAW-12, whichever clause is judged."""
 
-    def words(self) -> str:
-        return MADE
+    def describe(self) -> str:
+        return EXPECTED_OBJECT
 
 
 class UnknownObject(Exception):
@@ -33,7 +33,8 @@ class UnknownObject(Exception):
 class ModelRunner:
     """The models of all objects of a call trace. For each request: call `expect`, make the call, call `judge`.
 
-    models: by the id of the request that created the object. replies: results by the id of the request. moved: see oracle.moved.
+    models: by the id of the request that created the object. replies: results by the id of the request. saved_states: see
+    oracle.moved.
     """
 
     def __init__(self, level: Level, limits: Limits | None = None) -> None:
@@ -41,7 +42,7 @@ class ModelRunner:
         self.level, self.limits = level, limits or Limits()
         self.models: dict[int, ReferenceModel] = {}
         self.replies: dict[int, Any] = {}
-        self.moved: dict[bytes, Any] = {}
+        self.saved_states: dict[bytes, Any] = {}
 
     @classmethod
     def of(cls, implementation: Implementation) -> "ModelRunner":
@@ -53,26 +54,28 @@ class ModelRunner:
         try:
             args = {name: self._argument(value) for name, value in request.args.items()}
             if request.name == "new":
-                return self._new(request, args)
+                return self._expect_new(request, args)
             expected = self.models[request.on or 0].expect(request.name, args)
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise UnknownObject(f"{request.op} with these arguments: {type(error).__name__}: {error}") from error
         if isinstance(expected, NewResult):
-            return replace(expected, then=lambda ok: self._given(request, expected, ok))
+            return replace(expected, on_result=lambda ok: self._add_object(request, expected, ok))
         if (
             isinstance(expected, ExpectedArrays) and expected.always_slack
         ):  # a computed result, rounded to the dtype of the arguments
             dtype = self.limits.dtypes(request.family)[0]
-            parts = [(part.values, part.slack + rounding(part.values, part.slack, dtype)) for part in expected.parts]
+            parts = [(part.values, part.slack + output_rounding(part.values, part.slack, dtype)) for part in expected.parts]
             return replace(expected, parts=tuple(ExpectedReads(*part) for part in parts))
         return expected
 
     def judge(self, exchange: Exchange, expected: Expectation) -> None:
-        """Raise Broken, with the clause, if the reply is wrong. Otherwise update the models."""
+        """Raise ClauseViolation, with the clause, if the reply is wrong. Otherwise update the models."""
         if exchange.reply is None:
-            raise Broken(exchange.request.op, "a reply", "none", expected.clause)
-        if isinstance(exchange.reply.ok, Misfit):
-            raise Broken(exchange.request.op, "a result of the type in the interface", exchange.reply.ok, expected.clause)
+            raise ClauseViolation(exchange.request.op, "a reply", "none", expected.clause)
+        if isinstance(exchange.reply.ok, MalformedResult):
+            raise ClauseViolation(
+                exchange.request.op, "a result of the type in the interface", exchange.reply.ok, expected.clause
+            )
         expected.judge(exchange.reply, exchange.request.op, self.level)
         self.replies[exchange.request.id] = exchange.reply.ok
 
@@ -82,30 +85,30 @@ class ModelRunner:
             return self.models[value.id]
         if isinstance(value, list):  # often thousands of integers, hence the fast path
             return list(value) if set(map(type, value)) == {int} else [self._argument(part) for part in value]
-        return int(value) if isinstance(value, np.integer) else resolved(value, self.replies)
+        return int(value) if isinstance(value, np.integer) else resolve_references(value, self.replies)
 
-    def _new(self, request: CallRequest, args: dict[str, Any]) -> Expectation:
+    def _expect_new(self, request: CallRequest, args: dict[str, Any]) -> Expectation:
         family = all_families().get(request.family)
         if family is None:
             raise UnknownObject(request.op)
-        if not sensible(family, args):
+        if not is_valid_config(family, args):
             return ExpectedError("LAW-12", kinds=("ConfigError",))
         model: ReferenceModel = family.model(**args)
-        model.moved = self.moved
-        model.declared(partial(self.limits.switch, family.name))
+        model.saved_states = self.saved_states
+        model.apply_limits(partial(self.limits.switch, family.name))
         return CreatedObject("LAW-12", lambda ok: self.models.update({request.id: model}))
 
-    def _given(self, request: CallRequest, expected: NewResult, ok: Any) -> None:
-        expected.then(ok)
+    def _add_object(self, request: CallRequest, expected: NewResult, ok: Any) -> None:
+        expected.on_result(ok)
         self.models[request.id] = expected.model()
 
 
-def sensible(family: Family, config: dict[str, Any]) -> bool:
+def is_valid_config(family: Family, config: dict[str, Any]) -> bool:
     """Whether a configuration is valid (LAW-12)."""
     for name, value in config.items():
         if name in family.formats:
             if value not in family.formats[name]:
                 return False
-        elif name in family.small and (not_in_range(value, None, "") or (value == 0 and name not in family.may_be_zero)):
+        elif name in family.small and (range_errors(value, None, "") or (value == 0 and name not in family.may_be_zero)):
             return False
     return family.together(config)

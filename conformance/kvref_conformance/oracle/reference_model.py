@@ -8,61 +8,61 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from kvref_conformance.oracle.expectations import Expectation, ExpectedError, Wrong, refuse
+from kvref_conformance.oracle.expectations import Errors, Expectation, ExpectedError, expect_error
 
-Look = tuple[str, dict[str, Any]]  # an operation that changes nothing, and its arguments
+ReadCall = tuple[str, dict[str, Any]]  # an operation that changes nothing, and its arguments
 
 
 class ReferenceModel(ABC):
     """The model of one object.
 
-    blamed: the clause that a wrong observation breaks, by (the last operation that changed something, the observation), or by the
-    observation alone. blamed_after_refusal: the clause if the last call raised. last: the last operation that changed something,
-    or "refused". moved: the saved data of all objects (see oracle.moved).
+    clause_by_observation: the clause that a wrong observation breaks, by (the last operation that changed something, the
+    observation), or by the observation alone. clause_after_error: the clause if the last call raised. last_change: the last
+    operation that changed something, or "refused". saved_states: the saved data of all objects (see oracle.moved).
     """
 
     family: ClassVar[str]
-    blamed: ClassVar[Mapping[Any, str]]
-    blamed_after_refusal: ClassVar[str] = "LAW-01"
+    clause_by_observation: ClassVar[Mapping[Any, str]]
+    clause_after_error: ClassVar[str] = "LAW-01"
 
     def __init__(self) -> None:
-        self.last = "new"
-        self.moved: dict[bytes, Any] = {}
+        self.last_change = "new"
+        self.saved_states: dict[bytes, Any] = {}
 
     def expect(self, name: str, args: dict[str, Any]) -> Expectation:
         """The expected reply to a call of the operation `name`."""
         found: Expectation = getattr(self, name)(**args)
         return found
 
-    def declared(self, switch: Callable[[str], bool]) -> None:  # noqa: B027 - most models need no switch
+    def apply_limits(self, switch: Callable[[str], bool]) -> None:  # noqa: B027 - most models need no switch
         """Adapt the model to the limits that the implementation declares. switch: returns the value of a switch by its name."""
 
     @abstractmethod
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         """Calls that read all observables, cheapest first."""
 
-    def blame(self, seen: str) -> str:
+    def clause_of(self, seen: str) -> str:
         """The clause that an unexpected observation breaks."""
-        if self.last == "refused":
-            return self.blamed_after_refusal
-        return self.blamed.get((self.last, seen)) or self.blamed.get(seen, "LAW-04")
+        if self.last_change == "refused":
+            return self.clause_after_error
+        return self.clause_by_observation.get((self.last_change, seen)) or self.clause_by_observation.get(seen, "LAW-04")
 
-    def did(self, name: str, change: Callable[[Any], None] = lambda ok: None) -> Callable[[Any], None]:
+    def on_success(self, name: str, change: Callable[[Any], None] = lambda ok: None) -> Callable[[Any], None]:
         """A function to call after `name` succeeded: it applies `change` to the model and sets `last`."""
 
         def then(ok: Any) -> None:
             change(ok)
-            self.last = name
+            self.last_change = name
 
         return then
 
-    def refuse(self, wrong: Wrong) -> ExpectedError:
+    def expect_error(self, wrong: Errors) -> ExpectedError:
         """The expectation of an error; see `expected.refuse`."""
 
         def refused() -> None:
-            self.last = "refused"
+            self.last_change = "refused"
 
-        return refuse(wrong, refused)
+        return expect_error(wrong, refused)
 
 
 class FunctionModel(ReferenceModel):
@@ -71,7 +71,7 @@ class FunctionModel(ReferenceModel):
     Its methods raise ValueError for arguments that they cannot judge.
     """
 
-    blamed: ClassVar[Mapping[Any, str]] = {}
+    clause_by_observation: ClassVar[Mapping[Any, str]] = {}
 
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         return []

@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.oracle.expectations import AnyOf, Expectation, ExpectedError, Wrong
+from kvref_conformance.oracle.expectations import AnyOf, Errors, Expectation, ExpectedError
 from kvref_conformance.oracle.reference_model import ReferenceModel
 
 # The clause that a wrong observation breaks, after a cache was saved or loaded, or loading raised.
-DID = {"save": "MOVE-04", "load": "MOVE-01", "load of nothing": "MOVE-07", "not loaded": "MOVE-03"}
-SEEN = (
+CLAUSE_BY_OPERATION = {"save": "MOVE-04", "load": "MOVE-01", "load of nothing": "MOVE-07", "not loaded": "MOVE-03"}
+OBSERVABLES = (
     "length", "read", "num_free_blocks", "block_table", "stats", "tier_of", "total_tokens", "stored_tokens", "num_bytes",
     "records",
 )  # fmt: skip
-BLAMED: dict[Any, str] = {(did, seen): clause for did, clause in DID.items() for seen in SEEN}
+CLAUSE_BY_OBSERVATION: dict[Any, str] = {
+    (did, seen): clause for did, clause in CLAUSE_BY_OPERATION.items() for seen in OBSERVABLES
+}
 
 
 @dataclass(frozen=True)
@@ -36,64 +38,64 @@ class SavedState:
 class SerializableModel(ReferenceModel):
     """A model of an object that can be saved and loaded. `moved` maps saved bytes to their content, for all objects of a trace.
 
-    no_room: the errors of an object without room, which it may also raise for data that is invalid.
+    room_errors: the errors of an object without room, which it may also raise for data that is invalid.
     """
 
-    no_room: ClassVar[tuple[str, ...]] = ()
+    room_errors: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def shape(self) -> Any: ...
 
-    def saving(self, content: Any, empty: bool) -> Expectation:
+    def expect_save(self, content: Any, empty: bool) -> Expectation:
         """The expected reply to a save of this content."""
 
         def note(data: Any) -> None:
-            self.moved[data.tobytes()] = SavedState(self.family, self.shape(), content, empty)
+            self.saved_states[data.tobytes()] = SavedState(self.family, self.shape(), content, empty)
 
         def is_bytes(data: Any) -> bool:
             return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1
 
-        return AnyOf("MOVE-04", self.did("save", note), says="bytes, uint8 [n]", accepts=is_bytes)
+        return AnyOf("MOVE-04", self.on_success("save", note), range_text="bytes, uint8 [n]", accepts=is_bytes)
 
-    def loading(
-        self, data: Any, wrong: Wrong, change: Callable[[Any], None], room: Callable[[Any], Wrong] = lambda content: []
+    def expect_load(
+        self, data: Any, wrong: Errors, change: Callable[[Any], None], room: Callable[[Any], Errors] = lambda content: []
     ) -> Expectation:
         """The expected reply to a load.
 
         change: sets the model to a content. room: the errors if there is no room for a content. wrong: other errors of the call.
         """
-        found, refused = self.moved.get(np.asarray(data).tobytes()), self.did("not loaded")
+        found, refused = self.saved_states.get(np.asarray(data).tobytes()), self.on_success("not loaded")
         if found is None:
-            kinds = ("FileDamaged", "ConfigError", *self.no_room, *(kind for kind, _ in wrong))
-            return ExpectedError("MOVE-03", kinds=kinds, refused=lambda: refused(None))
+            kinds = ("FileDamaged", "ConfigError", *self.room_errors, *(kind for kind, _ in wrong))
+            return ExpectedError("MOVE-03", kinds=kinds, on_error=lambda: refused(None))
         if (found.family, found.shape) != (self.family, self.shape()):
             return ExpectedError(
-                "MOVE-02", kinds=("ConfigError", *self.no_room, *(kind for kind, _ in wrong)), refused=lambda: refused(None)
+                "MOVE-02", kinds=("ConfigError", *self.room_errors, *(kind for kind, _ in wrong)), on_error=lambda: refused(None)
             )
         if wrong := wrong + room(found.content):
-            return self.refuse(wrong)
-        did = self.did("load of nothing" if found.empty else "load", lambda ok: change(found.content))
+            return self.expect_error(wrong)
+        did = self.on_success("load of nothing" if found.empty else "load", lambda ok: change(found.content))
         return Expectation("MOVE-01", did)
 
 
 class WholeCacheModel(SerializableModel):
-    """The model of a cache that is saved as a whole. held: the attributes of the model that are its content.
+    """The model of a cache that is saved as a whole. content_attributes: the attributes of the model that are its content.
 
     largest: those of which a load keeps the larger one.
     """
 
-    held: ClassVar[tuple[str, ...]]
+    content_attributes: ClassVar[tuple[str, ...]]
     largest: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def is_empty(self) -> bool: ...
 
-    def lacks(self, content: dict[str, Any]) -> Wrong:
+    def missing_room(self, content: dict[str, Any]) -> Errors:
         """The errors if there is no room for the content."""
         return []
 
     def save(self) -> Expectation:
-        return self.saving({name: deepcopy(getattr(self, name)) for name in self.held}, self.is_empty())
+        return self.expect_save({name: deepcopy(getattr(self, name)) for name in self.content_attributes}, self.is_empty())
 
     def load(self, data: Any) -> Expectation:
         def change(content: dict[str, Any]) -> None:
@@ -101,4 +103,4 @@ class WholeCacheModel(SerializableModel):
                 own = getattr(self, name)
                 setattr(self, name, max(own, value) if name in self.largest else deepcopy(value))
 
-        return self.loading(data, [], change, self.lacks)
+        return self.expect_load(data, [], change, self.missing_room)

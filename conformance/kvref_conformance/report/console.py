@@ -12,16 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from kvref_conformance.clauses import spec
-from kvref_conformance.runner.capabilities import LONG, ClauseReach, CoveragePreview, OperationStatus
+from kvref_conformance.runner.capabilities import PRODUCTION_SIZES_CLAUSE, ClauseReach, CoveragePreview, OperationStatus
 from kvref_conformance.runner.options import RunOptions
-from kvref_conformance.runner.verdict import RunVerdict, applies, is_about_other_formats
+from kvref_conformance.runner.verdict import RunVerdict, is_counted, needs_missing_formats
 from kvref_conformance.testlib.registry import citation
 
 Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
-SELDOM = ("xfailed", "xpassed", "not run")  # columns that are shown only if a clause has this verdict
+RARE_VERDICTS = ("xfailed", "xpassed", "not run")  # columns that are shown only if a clause has this verdict
 WHY_NOT_RUN = {"--slow": "needs gigabytes of memory", "--real": "takes seconds"}
-NAMED = 3  # clauses that are listed beside the reason why they are not offered
+MAX_NAMED = 3  # clauses that are listed beside the reason why they are not offered
 STYLES = {
     "conformant": "bold green",
     "not conformant": "bold red",
@@ -36,9 +36,9 @@ class FaultDeduplicator:
     def __init__(self) -> None:
         self._by_fault: dict[tuple[str, str, str], str] = {}
 
-    def before(self, result: Result) -> str | None:
+    def first_clause(self, result: Result) -> str | None:
         """The clause whose failure showed the same fault first, or None if this is the first."""
-        shown = _shown(result)
+        shown = _shown_check(result)
         if not (shown["what"].endswith(".new") and shown["where"]):
             return None
         fault = shown["what"], shown["got"], shown["where"]
@@ -46,23 +46,23 @@ class FaultDeduplicator:
         return first if first != result["clause"] else None
 
 
-def failure_text(result: Result, asked: RunOptions, told: FaultDeduplicator) -> str:
+def failure_text(result: Result, run_options: RunOptions, deduplicator: FaultDeduplicator) -> str:
     """The clause, the calls, the expected and the actual value, and the commands to replay, repeat and explain the failure.
 
     It is one line if an object cannot be made, and an earlier failure showed the reason.
     """
-    heading, shown = f"{result['clause']} · {result['title']}", _shown(result)
-    if first := told.before(result):
+    heading, shown = f"{result['clause']} · {result['title']}", _shown_check(result)
+    if first := deduplicator.first_clause(result):
         return f"{heading}: same failure as {first}"
     failed = [each for each in result["checks"] if each["verdict"] == "failed"]
-    lines = [f"{heading}   ({asked.name})", *(f"  {call}" for call in shown["calls"])]
+    lines = [f"{heading}   ({run_options.name})", *(f"  {call}" for call in shown["calls"])]
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
     lines += [f"  found by {'; '.join(_with_letters(result['clause'], each['check']) for each in failed)}"]
     lines += [f"  derived  {way}" for way in shown.get("through", ())]
-    lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]
-    lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
+    lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(run_options.name)}"]
+    lines += [f"  again    {run_options.repeat_command(result['clause'])}", f"  read     kvref explain {result['clause']}"]
     return "\n".join(lines)
 
 
@@ -72,14 +72,14 @@ def _with_letters(clause: str, check: str) -> str:
     return check if tested == clause else f"{check}: {tested}"
 
 
-def _shown(result: Result) -> dict[str, Any]:
+def _shown_check(result: Result) -> dict[str, Any]:
     """The failed check whose calls are shown."""
     shown: dict[str, Any] = next(each for each in result["checks"] if each["check"] == result["shown"])
     return shown
 
 
-def print_failure(console: Console, result: Result, asked: RunOptions, told: FaultDeduplicator) -> None:
-    heading, _, rest = failure_text(result, asked, told).partition("\n")
+def print_failure(console: Console, result: Result, run_options: RunOptions, deduplicator: FaultDeduplicator) -> None:
+    heading, _, rest = failure_text(result, run_options, deduplicator).partition("\n")
     console.print(Text(heading, style="bold red"), soft_wrap=True)
     if rest:
         console.print(Text(f"{rest}\n"), soft_wrap=True)
@@ -89,8 +89,8 @@ def print_table(console: Console, results: list[Result], implementation: Any, in
     """One line per chapter: how many clauses that count passed, failed, or are not offered. Below: chapters without one."""
     title = f"{implementation.name} {implementation.version} ({implementation.language}, {implementation.level})"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", show_footer=True)
-    shown = [each for each in results if applies(each)]
-    verdicts = [each for each in VERDICTS if each not in SELDOM or any(r["verdict"] == each for r in shown)]
+    shown = [each for each in results if is_counted(each)]
+    verdicts = [each for each in VERDICTS if each not in RARE_VERDICTS or any(r["verdict"] == each for r in shown)]
     table.add_column("chapter", footer="all")
     for verdict in verdicts:
         count = sum(result["verdict"] == verdict for result in shown)
@@ -98,7 +98,7 @@ def print_table(console: Console, results: list[Result], implementation: Any, in
     for chapter in spec():
         tally = Counter(result["verdict"] for result in shown if result["chapter"] == chapter.code)
         if tally:
-            cells = [_cell(verdict, tally[verdict]) for verdict in verdicts]
+            cells = [_table_cell(verdict, tally[verdict]) for verdict in verdicts]
             table.add_row(f"{chapter.code} {escape(chapter.title)}", *cells)
     console.print(table)
     others = {each["chapter"] for each in results} - {each["chapter"] for each in shown}
@@ -111,21 +111,21 @@ def print_left_out(console: Console, results: list[Result]) -> None:
     """Why clauses of offered families were not judged: the reasons, the most frequent first."""
     lacking: dict[str, list[str]] = {}
     for each in results:
-        if applies(each) and each["verdict"] == "not offered":
+        if is_counted(each) and each["verdict"] == "not offered":
             lacking.setdefault(", ".join(each["missing"]), []).append(each["clause"])
     for reason, clauses in sorted(lacking.items(), key=lambda entry: -len(entry[1])):
-        more = f" and {len(clauses) - NAMED} more" if len(clauses) > NAMED else ""
-        console.print(Text(f"not offered: {reason} ({', '.join(clauses[:NAMED])}{more})", style="dim"), soft_wrap=True)
+        more = f" and {len(clauses) - MAX_NAMED} more" if len(clauses) > MAX_NAMED else ""
+        console.print(Text(f"not offered: {reason} ({', '.join(clauses[:MAX_NAMED])}{more})", style="dim"), soft_wrap=True)
 
 
 def print_derived(console: Console, results: list[Result]) -> None:
     """The derived operations that the judge used in place of missing ones, and for how many clauses."""
     clauses: dict[str, int] = Counter(way for each in results for way in each.get("through", ()))
     for way, count in clauses.items():
-        console.print(Text(f"derived: {way} ({counted(count, 'clause')})", style="dim"), soft_wrap=True)
+        console.print(Text(f"derived: {way} ({count_noun(count, 'clause')})", style="dim"), soft_wrap=True)
 
 
-def counted(count: int, word: str) -> str:
+def count_noun(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
@@ -134,7 +134,7 @@ def conclusion_text(conclusion: RunVerdict, broken: Iterable[str] = ()) -> str:
     verdict, share = conclusion.verdict, conclusion.share
     if verdict == "not judged":
         least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged else ""
-        return f"not judged: {share} have a verdict{', but the run was interrupted' if conclusion.enough else least}"
+        return f"not judged: {share} have a verdict{', but the run was interrupted' if conclusion.is_enough else least}"
     if verdict == "conformant":
         if conclusion.whole:
             return f"conformant: {share} judged, all passed"
@@ -171,7 +171,7 @@ def print_interrupted(console: Console, results: list[Result], of: int) -> None:
     console.print(Text(said, style="bold yellow"))
 
 
-def _cell(verdict: str, count: int) -> str:
+def _table_cell(verdict: str, count: int) -> str:
     style = {"passed": "green", "failed": "bold red"}.get(verdict, "dim") if count else "dim"
     return f"[{style}]{count or '·'}[/]"
 
@@ -189,25 +189,25 @@ def print_reach(console: Console, surface: Mapping[str, OperationStatus], found:
             _print_family(console, family, offered, [reach for reach in found.reaches if reach.family == family])
     for gain in found.gains:
         console.print(Text(gain_text(gain.operation, gain.checks, gain.clauses)), soft_wrap=True)
-    console.print(Text(f"not included: {LONG}, whose checks take longer", style="dim"))
+    console.print(Text(f"not included: {PRODUCTION_SIZES_CLAUSE}, whose checks take longer", style="dim"))
 
 
 def gain_text(operation: str, checks: int, clauses: list[str]) -> str:
-    more = f" and {len(clauses) - NAMED} more" if len(clauses) > NAMED else ""
-    return f"offer {operation}: {counted(checks, 'more check')} ({', '.join(clauses[:NAMED])}{more})"
+    more = f" and {len(clauses) - MAX_NAMED} more" if len(clauses) > MAX_NAMED else ""
+    return f"offer {operation}: {count_noun(checks, 'more check')} ({', '.join(clauses[:MAX_NAMED])}{more})"
 
 
 def _print_family(console: Console, family: str, offered: OperationStatus, reaches: list[ClauseReach]) -> None:
     judged = sum(reach.judged > 0 for reach in reaches)
     # as `kvref check` counts
-    count = sum(reach.judged > 0 or not is_about_other_formats(reach.clause, reach.missing) for reach in reaches)
-    console.print(Text(f"{family}: {judged} of {counted(count, 'clause')} can be judged", style="bold"))
+    count = sum(reach.judged > 0 or not needs_missing_formats(reach.clause, reach.missing) for reach in reaches)
+    console.print(Text(f"{family}: {judged} of {count_noun(count, 'clause')} can be judged", style="bold"))
     if all(reach.how == "directly" for reach in reaches):
         return
     lists = Table.grid(padding=(0, 2, 0, 0))
     for word, named in (
-        ("offered", [short(family, op) for op in offered.operations]),
-        ("missing", [short(family, op) for op in offered.missing]),
+        ("offered", [strip_family(family, op) for op in offered.operations]),
+        ("missing", [strip_family(family, op) for op in offered.missing]),
         ("directly", [reach.clause for reach in reaches if reach.how == "directly"]),
     ):
         lists.add_row(f"  {word}", Text(", ".join(named) or "none"))
@@ -218,21 +218,21 @@ def _print_family(console: Console, family: str, offered: OperationStatus, reach
     table.add_column("derived operations; not offered")
     for reach in reaches:
         if reach.how != "directly":
-            table.add_row(reach.clause, Text(reach.how, REACH_STYLES[reach.how]), Text(detail(reach)))
+            table.add_row(reach.clause, Text(reach.how, REACH_STYLES[reach.how]), Text(reach_detail(reach)))
     console.print(table)
 
 
-def detail(reach: ClauseReach) -> str:
+def reach_detail(reach: ClauseReach) -> str:
     """The derived operations that the checks use, and what is missing for the checks that cannot judge."""
-    through = ", ".join(short(reach.family, way) for way in reach.through)
-    missing = ", ".join(short(reach.family, reason) for reason in reach.missing)
+    through = ", ".join(strip_family(reach.family, way) for way in reach.through)
+    missing = ", ".join(strip_family(reach.family, reason) for reason in reach.missing)
     if reach.how == "partly":
-        part = f"{reach.judged} of {counted(reach.checks, 'check')}"
+        part = f"{reach.judged} of {count_noun(reach.checks, 'check')}"
         return "; ".join(filter(None, (part, through, f"not offered: {missing}")))
     return "; ".join(filter(None, (through, missing)))
 
 
-def short(family: str, words: str) -> str:
+def strip_family(family: str, words: str) -> str:
     """Remove the name of the family from an operation."""
     return words.removeprefix(f"{family}.")
 

@@ -8,51 +8,51 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvref_conformance.calls import interrupts
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementation_api import offers
-from kvref_conformance.outcome import CannotRun
-from kvref_conformance.pytest_plugin import JUDGES, ClauseItem
+from kvref_conformance.pytest_plugin import JUDGES_KEY, ClauseItem
 from kvref_conformance.report.console import FaultDeduplicator, Result, print_failure
 from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.runner.options import RunOptions
 
 
-class Live:
+class LiveReporter:
     """A pytest plugin that provides the judge. Failures are printed to `out`, the progress bar to `err`.
 
     results: one per finished clause. trouble: the errors that stopped the run.
     """
 
-    def __init__(self, out: Console, err: Console, asked: RunOptions, judge: CheckRunner) -> None:
-        self._out, self._asked, self._judge = out, asked, judge
-        self._told = FaultDeduplicator()
+    def __init__(self, out: Console, err: Console, run_options: RunOptions, judge: CheckRunner) -> None:
+        self._out, self._asked, self._judge = out, run_options, judge
+        self._deduplicator = FaultDeduplicator()
         self.results: list[Result] = []
         self.trouble: list[str] = []
-        self.unread = False  # whether the reader of `out` has closed it
+        self.num_unread = False  # whether the reader of `out` has closed it
         # The bar counts clauses and the call sequences of the state machines, which take most of the time.
         clauses = TextColumn("{task.fields[done]}/{task.fields[clauses]}")
         columns = (TextColumn("{task.description}"), BarColumn(20), clauses, TimeElapsedColumn())
         self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
         self._task = self._progress.add_task("reading the specification", total=None, done=0, clauses="?")
         self._sequences: dict[str, int] = {}
-        judge.progress = self._tried
+        judge.progress = self._show_search_progress
         if err.is_terminal:
-            interrupts.at_once.append(self._progress.stop)  # makes the cursor visible again
+            interrupts.exit_callbacks.append(self._progress.stop)  # makes the cursor visible again
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        session.config.stash[JUDGES] = {self._asked.name: self._judge}
+        session.config.stash[JUDGES_KEY] = {self._asked.name: self._judge}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         clauses = [item for item in session.items if isinstance(item, ClauseItem)]
         searched = {check.family for item in clauses for check in item.checks if check.run is None}
         searched = {family for family in searched if offers(self._judge.implementation, family)}
-        total = len(clauses) + len(searched) * self._asked.effort.sequences
+        total = len(clauses) + len(searched) * self._asked.effort.num_sequences
         self._session = session
         self._progress.update(self._task, total=total, clauses=len(clauses))
         self._show()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        interrupts.look()
+        interrupts.raise_if_interrupted()
         self._progress.update(self._task, description=nodeid.rpartition("::")[2].partition("[")[0].ljust(14))
 
     @pytest.hookimpl(wrapper=True)
@@ -84,7 +84,7 @@ class Live:
     def pytest_sessionfinish(self) -> None:
         self._progress.stop()
 
-    def _tried(self, family: str, sequences: int, of: int) -> None:
+    def _show_search_progress(self, family: str, sequences: int, of: int) -> None:
         description = f"{family}: {sequences} of {of} sequences"
         self._progress.update(self._task, advance=sequences - self._sequences.get(family, 0), description=description)
         self._sequences[family] = sequences
@@ -93,10 +93,10 @@ class Live:
         """Stop the bar, which may be on the same terminal, and print the failure in its place."""
         self._progress.stop()
         try:
-            print_failure(self._out, result, self._asked, self._told)
+            print_failure(self._out, result, self._asked, self._deduplicator)
             self._out.file.flush()
         except (BrokenPipeError, SystemExit):  # rich turns a BrokenPipeError into a SystemExit
-            self.unread, self._session.shouldstop = True, "the output was closed"
+            self.num_unread, self._session.shouldstop = True, "the output was closed"
         self._show()
 
     def _show(self) -> None:

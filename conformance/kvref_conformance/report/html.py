@@ -19,20 +19,20 @@ from kvref_conformance.clauses import Clause, spec
 from kvref_conformance.families import names
 from kvref_conformance.report import player_element
 from kvref_conformance.report.console import conclusion_text
-from kvref_conformance.report.results_model import SIGNS, FindingLink, MatrixCell, ResultFile, Share
+from kvref_conformance.report.results_model import VERDICT_SIGNS, ChapterShare, FindingLink, MatrixCell, ResultFile
 from kvref_conformance.report.trace_links import find_trace
 from kvref_conformance.testlib.registry import all_checks
 
-COLOURS = {"good": "#1a7f37", "bad": "#b42318", "some": "#8a6100"}
+COLORS = {"good": "#1a7f37", "bad": "#b42318", "some": "#8a6100"}
 GENERATOR = '<meta name="generator" content="kvref report">'  # in each page; `is_report` recognizes it
 TEMPLATES = Path(__file__).parent / "templates"
-CHARACTER = 7  # average width of a character in a badge, in pixels
+CHARACTER_WIDTH = 7  # average width of a character in a badge, in pixels
 
 Findings = Mapping[tuple[str, str], Sequence[FindingLink]]  # by implementation and clause
 
 
 @dataclass(frozen=True)
-class Row:
+class ClauseRow:
     """The row of a clause in clauses.html. families: those with a check of the clause."""
 
     clause: Clause
@@ -46,15 +46,15 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         (folder / each).mkdir(parents=True, exist_ok=True)
     shutil.copytree(player_element.STATIC, folder, dirs_exist_ok=True)
     shutil.copy(TEMPLATES / "style.css", folder)
-    chapters = [(chapter, [_row(clause, runs, findings or {}) for clause in chapter.clauses]) for chapter in spec()]
+    chapters = [(chapter, [_clause_row(clause, runs, findings or {}) for clause in chapter.clauses]) for chapter in spec()]
     chapters = [(chapter, rows) for chapter, rows in chapters if any(cell.result for row in rows for cell in row.cells)]
     rows = [row for _, rows in chapters for row in rows]
     shares = [
-        (run, [Share(run, chapter, tuple(row.cells[at] for row in rows)) for chapter, rows in chapters])
+        (run, [ChapterShare(run, chapter, tuple(row.cells[at] for row in rows)) for chapter, rows in chapters])
         for at, run in enumerate(runs)
     ]
     there = {cell.verdict for row in rows for cell in row.cells}
-    made = environment()
+    made = jinja_environment()
 
     def page(path: str, template: str, **what: object) -> None:
         (folder / path).write_text(made.get_template(template).render(**what), encoding="utf-8")
@@ -68,7 +68,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         projects=sorted({run.project for run in runs}),
         languages=sorted({each["language"] for each in about}),
         families=[family for family in names() if any(family in each["families"] for each in about)],
-        derived=any(share.derived for _, of_run in shares for share in of_run),
+        derived=any(share.num_derived for _, of_run in shares for share in of_run),
     )
     page(
         "clauses.html",
@@ -76,7 +76,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         runs=runs,
         chapters=chapters,
         families=[family for family in names() if any(family in row.families for row in rows)],
-        verdicts=[each for each in SIGNS if each in there],
+        verdicts=[each for each in VERDICT_SIGNS if each in there],
         derived=any(cell.through for row in rows for cell in row.cells),
     )
     for chapter, of_chapter in chapters:
@@ -84,7 +84,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
             page(f"clauses/{row.clause.id}.html", "clause.html", chapter=chapter, row=row)
     for run, of_run in shares:
         page(f"implementations/{run.slug}.html", "implementation.html", run=run, shares=of_run)
-        (folder / "badges" / f"{run.slug}.svg").write_text(badge(run), encoding="utf-8")
+        (folder / "badges" / f"{run.slug}.svg").write_text(make_badge(run), encoding="utf-8")
     for cell in [cell for row in rows for cell in row.cells if cell.trace]:
         (folder / cell.file).parent.mkdir(exist_ok=True)
         (folder / cell.file).write_text(cell.trace or "", encoding="utf-8")
@@ -99,14 +99,14 @@ def is_report(folder: Path) -> bool:
         return False
 
 
-def badge(run: ResultFile) -> str:
+def make_badge(run: ResultFile) -> str:
     """An SVG badge with the overall verdict, for a README."""
     label = f"kvref {run.document['kvref']}"
-    widths = [CHARACTER * len(words) + 12 for words in (label, run.said)]
-    return environment().get_template("badge.svg").render(run=run, label=label, colour=COLOURS[run.colour], widths=widths)
+    widths = [CHARACTER_WIDTH * len(words) + 12 for words in (label, run.summary)]
+    return jinja_environment().get_template("badge.svg").render(run=run, label=label, colour=COLORS[run.color], widths=widths)
 
 
-def environment() -> Environment:
+def jinja_environment() -> Environment:
     """The Jinja environment of the templates, with autoescape."""
     loader = PackageLoader("kvref_conformance.report")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -117,7 +117,7 @@ def environment() -> Environment:
         "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         "version": kvref.__version__,
         "generator": Markup(GENERATOR),
-        "signs": SIGNS,
+        "signs": VERDICT_SIGNS,
         "player_scripts": player_element.SCRIPTS,
         "player_styles": player_element.STYLES,
     }
@@ -128,20 +128,21 @@ def _markdown(text: str) -> Markup:
     return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
 
 
-def _row(clause: Clause, runs: list[ResultFile], findings: Findings) -> Row:
+def _clause_row(clause: Clause, runs: list[ResultFile], findings: Findings) -> ClauseRow:
     checks = [check for check in all_checks() if check.clause == clause.id]
     families = tuple(family for family in names() if any(check.family == family for check in checks))
     cells = [
-        MatrixCell(run, clause, _trace(MatrixCell(run, clause)), tuple(findings.get((run.name, clause.id), ()))) for run in runs
+        MatrixCell(run, clause, _trace_text(MatrixCell(run, clause)), tuple(findings.get((run.name, clause.id), ())))
+        for run in runs
     ]
-    return Row(clause, families, tuple(cells))
+    return ClauseRow(clause, families, tuple(cells))
 
 
-def _trace(cell: MatrixCell) -> str | None:
+def _trace_text(cell: MatrixCell) -> str | None:
     """The text of the trace that shows a failure, or None."""
-    if cell.result is None or cell.shown is None or not cell.result["trace"]:
+    if cell.result is None or cell.shown_check is None or not cell.result["trace"]:
         return None
-    failed = {name: cell.shown[name] for name in ("what", "expected", "got")}
-    if cause := cell.shown.get("cause"):
+    failed = {name: cell.shown_check[name] for name in ("what", "expected", "got")}
+    if cause := cell.shown_check.get("cause"):
         failed["cause"] = cause
     return find_trace(cell.run.path, cell.result["trace"], cell.result["clause"], failed)

@@ -18,14 +18,19 @@ import numpy as np
 from kvref_conformance.calls.messages import Exchange
 from kvref_conformance.report.results_model import on_one_line
 from kvref_conformance.runner.check_runner import CheckRunner
-from kvref_conformance.runner.replay import Replay, replay
+from kvref_conformance.runner.replay import TraceReplay, replay_saved_trace
 from kvref_conformance.traces.format import Trace
 
-LARGEST = 64  # a larger array is replaced by zeros of its shape
-ARRAYS = {"torch": "torch.tensor", "mlx": "mx.array", "jax": "jnp.array", "jaxlib": "jnp.array"}  # by library; else np.array
+MAX_ARRAY_VALUES = 64  # a larger array is replaced by zeros of its shape
+ARRAY_FUNCTIONS = {
+    "torch": "torch.tensor",
+    "mlx": "mx.array",
+    "jax": "jnp.array",
+    "jaxlib": "jnp.array",
+}  # by library; else np.array
 IMPORTS = {"torch": "import torch", "mx": "import mlx.core as mx", "jnp": "import jax.numpy as jnp", "np": "import numpy as np"}
 
-ASKED = "asked"  # a placeholder line for a call of the judge
+CALL_MARK = "asked"  # a placeholder line for a call of the judge
 
 
 @dataclass
@@ -50,41 +55,41 @@ class LibraryCallRecorder:
         self._quiet = False  # whether the current call of the judge is quiet
 
     def __call__(self, frame: FrameType, event: str, result: Any) -> None:
-        if event == "call" and not self._quiet and self._is_asked(frame):
-            line = self._open[frame] = ScriptLine(self._said(frame))
+        if event == "call" and not self._quiet and self._is_library_call(frame):
+            line = self._open[frame] = ScriptLine(self._format_call(frame))
             self._lines.append(line)
         elif event == "return" and frame in self._open:
             line = self._open.pop(frame)
             made = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else result
-            if made is not None and not isinstance(made, bool | int | float | str) and not self._named(made):
+            if made is not None and not isinstance(made, bool | int | float | str) and not self._name_of(made):
                 line.target = f"_{len(self._known)}"
                 self._known.append((made, line.target))
 
-    def asked(self, subject: object, exchange: Exchange) -> None:
+    def note_judge_call(self, subject: object, exchange: Exchange) -> None:
         """Note a call of the judge. The library calls that follow belong to it."""
         self._quiet = exchange.quiet
         if not exchange.quiet:
-            self._lines.append(ScriptLine(ASKED))
+            self._lines.append(ScriptLine(CALL_MARK))
 
-    def script(self, held: Replay) -> str:
-        """The script. held: the result of the replay, whose calls become comments."""
-        calls = iter(held.calls)
+    def script(self, replay: TraceReplay) -> str:
+        """The script. replay: the result of the replay, whose calls become comments."""
+        calls = iter(replay.calls)
         used = {name for line in self._lines for name in re.findall(r"\b_\d+\b", line.text)}
         texts = [
             f"# {on_one_line(next(calls))}"
-            if line.text is ASKED
+            if line.text is CALL_MARK
             else f"{line.target} = {line.text}"
             if line.target in used
             else line.text
             for line in self._lines
         ]
         imports = [*self._imports, *(text for name, text in IMPORTS.items() if any(f"{name}." in line for line in texts))]
-        parted = [f"# {on_one_line(said)}" for said in (held.what, f"expected {held.expected}", f"got      {held.got}")]
-        if all(line.text is ASKED for line in self._lines):
+        parted = [f"# {on_one_line(said)}" for said in (replay.what, f"expected {replay.expected}", f"got      {replay.got}")]
+        if all(line.text is CALL_MARK for line in self._lines):
             imports = ["# The adapter called no library: the code under test is in its own folder. The calls of the judge:"]
-        return "\n".join([*imports, "", *texts, *(parted if held.parted_at else []), ""])
+        return "\n".join([*imports, "", *texts, *(parted if replay.mismatch_line else []), ""])
 
-    def _is_asked(self, frame: FrameType) -> bool:
+    def _is_library_call(self, frame: FrameType) -> bool:
         """Whether the frame is a call of a library function from the adapter's own code."""
         caller, code = frame.f_back, frame.f_code
         if caller is None or code.co_name in ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<module>"):
@@ -92,7 +97,7 @@ class LibraryCallRecorder:
         ours = str(Path(caller.f_code.co_filename).parent) in self._adapters
         return ours and str(Path(code.co_filename).parent) not in self._adapters and not _is_pythons_own(code)
 
-    def _said(self, frame: FrameType) -> str:
+    def _format_call(self, frame: FrameType) -> str:
         """The call as Python code. If that fails, only its name: an error in this hook would be raised in the adapter."""
         try:
             return self._call(frame)
@@ -111,7 +116,7 @@ class LibraryCallRecorder:
             return f"{code.co_name}({self._arguments(frame, names)})"
         if isinstance(owner, type):
             self._import(owner)
-        of = owner.__name__ if isinstance(owner, type) else self._named(owner) or f"...<{type(owner).__name__}>"
+        of = owner.__name__ if isinstance(owner, type) else self._name_of(owner) or f"...<{type(owner).__name__}>"
         if isinstance(inspect.getattr_static(owner, code.co_name, None), property):
             return f"{of}.{code.co_name}"
         return f"{of}.{code.co_name}({self._arguments(frame, names[1:])})"
@@ -122,20 +127,24 @@ class LibraryCallRecorder:
         if rest and given[rest]:  # with *args, the arguments before them must be positional
             words = [*(self._value(given[name]) for name in positional if name in names), f"*{self._value(given[rest])}"]
         else:
-            words = [f"{name}={self._value(given[name])}" for name in positional if name in names and self._is_said(frame, name)]
-        words += [f"{name}={self._value(given[name])}" for name in every if name not in positional and self._is_said(frame, name)]
+            words = [
+                f"{name}={self._value(given[name])}" for name in positional if name in names and self._is_written(frame, name)
+            ]
+        words += [
+            f"{name}={self._value(given[name])}" for name in every if name not in positional and self._is_written(frame, name)
+        ]
         return ", ".join([*words, *(f"{name}={self._value(value)}" for name, value in given.get(keywords or "", {}).items())])
 
-    def _is_said(self, frame: FrameType, name: str) -> bool:
+    def _is_written(self, frame: FrameType, name: str) -> bool:
         """Whether an argument must be written: it differs from its default."""
-        value, default = frame.f_locals[name], _defaults(frame).get(name, inspect.Parameter.empty)
+        value, default = frame.f_locals[name], _defaults_of(frame).get(name, inspect.Parameter.empty)
         plain = isinstance(value, bool | int | float | str) and type(value) is type(default)
         return value is not default and not (plain and value == default)
 
     def _value(self, value: Any) -> str:
         if value is None or isinstance(value, bool | int | float | str | slice):
             return repr(value)
-        if name := self._named(value):
+        if name := self._name_of(value):
             return name
         if isinstance(value, list | tuple):
             inside = ", ".join(self._value(each) for each in value)
@@ -151,13 +160,13 @@ class LibraryCallRecorder:
         return said if re.fullmatch(r"[\w.]+", said) else f"...<{type(value).__name__}>"
 
     def _array(self, value: Any) -> str:
-        maker = ARRAYS.get(type(value).__module__.partition(".")[0], "np.array")
+        maker = ARRAY_FUNCTIONS.get(type(value).__module__.partition(".")[0], "np.array")
         numbers = np.asarray(self._to_numpy(value))
-        if numbers.size > LARGEST:
+        if numbers.size > MAX_ARRAY_VALUES:
             return f"{maker}(np.zeros({list(numbers.shape)}, {str(numbers.dtype)!r}))"  # the numbers are in the trace
         return f"{maker}({numbers.tolist()})"
 
-    def _named(self, value: Any) -> str:
+    def _name_of(self, value: Any) -> str:
         """The name of an object in the script: a result, or an attribute of a result; "" if it has none."""
         for known, name in self._known:
             if known is value:
@@ -179,9 +188,9 @@ def _is_pythons_own(code: CodeType) -> bool:
     return code.co_filename.startswith("<") or Path(code.co_filename).parent == Path(re.__file__).parents[1]
 
 
-def _defaults(frame: FrameType) -> dict[str, Any]:
+def _defaults_of(frame: FrameType) -> dict[str, Any]:
     """The defaults of the function that a frame runs; empty if the function is not found."""
-    for function in _functions(frame):
+    for function in _functions_of(frame):
         try:
             return {name: each.default for name, each in inspect.signature(function).parameters.items()}
         except (TypeError, ValueError):
@@ -189,7 +198,7 @@ def _defaults(frame: FrameType) -> dict[str, Any]:
     return {}
 
 
-def _functions(frame: FrameType) -> Iterator[Callable[..., Any]]:
+def _functions_of(frame: FrameType) -> Iterator[Callable[..., Any]]:
     name, owner = frame.f_code.co_name, frame.f_locals.get("self")
     for holder in [*type(owner).__mro__, frame.f_globals] if owner is not None else [frame.f_globals]:
         found = holder.get(name) if isinstance(holder, dict) else vars(holder).get(name)
@@ -197,14 +206,14 @@ def _functions(frame: FrameType) -> Iterator[Callable[..., Any]]:
             yield found
 
 
-def script(trace: Trace, judge: CheckRunner) -> str:
-    """Replay a trace and return the script. Raises the same errors as `replay`."""
+def make_script(trace: Trace, judge: CheckRunner) -> str:
+    """Replay a trace and return the script. Raises the same errors as `replay_saved_trace`."""
     recorder = LibraryCallRecorder(judge.implementation)
-    judge.watchers.append(recorder.asked)
+    judge.watchers.append(recorder.note_judge_call)
     sys.setprofile(recorder)
     try:
-        held = replay(trace, judge)
+        replay = replay_saved_trace(trace, judge)
     finally:
         sys.setprofile(None)
-        judge.watchers.remove(recorder.asked)
-    return recorder.script(held)
+        judge.watchers.remove(recorder.note_judge_call)
+    return recorder.script(replay)

@@ -9,11 +9,19 @@ from typing import Any
 
 from kvref_conformance.clauses import Chapter, Clause, all_clauses
 from kvref_conformance.report.console import Result
-from kvref_conformance.runner.verdict import RunVerdict, conclude
-from kvref_conformance.traces.paths import name_in_a_path
+from kvref_conformance.runner.verdict import RunVerdict, overall_verdict
+from kvref_conformance.traces.paths import implementation_path_name
 
-SIGNS = {"passed": "✓", "failed": "✗", "xfailed": "✗", "xpassed": "!", "not offered": "·", "not run": "–", "no result": " "}
-BROKEN = ("failed", "xfailed")
+VERDICT_SIGNS = {
+    "passed": "✓",
+    "failed": "✗",
+    "xfailed": "✗",
+    "xpassed": "!",
+    "not offered": "·",
+    "not run": "–",
+    "no result": " ",
+}
+FAILED_VERDICTS = ("failed", "xfailed")
 
 
 def on_one_line(text: str) -> str:
@@ -37,7 +45,7 @@ class ResultFile:
     @property
     def slug(self) -> str:
         """The name as a path component."""
-        return name_in_a_path(self.name)
+        return implementation_path_name(self.name)
 
     @property
     def project(self) -> str:
@@ -57,27 +65,27 @@ class ResultFile:
     def conclusion(self) -> RunVerdict:
         """The overall verdict, computed from the clauses; the verdict in the file is not used."""
         said = self.document
-        return conclude(said["clauses"], said["conclusion"]["least"], "interrupted" in said)
+        return overall_verdict(said["clauses"], said["conclusion"]["least"], "interrupted" in said)
 
     @property
-    def broken(self) -> int:
-        return sum(self.tally[verdict] for verdict in BROKEN)
+    def num_failed(self) -> int:
+        return sum(self.tally[verdict] for verdict in FAILED_VERDICTS)
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """The overall verdict in a few words."""
         found = self.conclusion
-        if self.broken:
-            return f"breaks {self.broken} of {found.judged}"
+        if self.num_failed:
+            return f"breaks {self.num_failed} of {found.judged}"
         if found.verdict == "not judged":
             return f"not judged: {found.judged} of {found.of}"
         share = f"{found.judged} clauses" if found.judged == found.of else f"{found.judged} of {found.of} clauses"
         return share if found.whole else f"{share} selected"
 
     @property
-    def colour(self) -> str:
+    def color(self) -> str:
         found = self.conclusion
-        return "bad" if self.broken else "good" if found.whole and found.verdict != "not judged" else "some"
+        return "bad" if self.num_failed else "good" if found.whole and found.verdict != "not judged" else "some"
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,8 @@ class MatrixCell:
         return self.result["verdict"] if self.result else "no result"
 
     @property
-    def broken(self) -> bool:
-        return self.verdict in BROKEN
+    def is_failed(self) -> bool:
+        return self.verdict in FAILED_VERDICTS
 
     @property
     def file(self) -> str:
@@ -116,7 +124,7 @@ class MatrixCell:
 
     @property
     def sign(self) -> str:
-        return SIGNS[self.verdict]
+        return VERDICT_SIGNS[self.verdict]
 
     @property
     def through(self) -> list[str]:
@@ -124,19 +132,19 @@ class MatrixCell:
         return self.result.get("through", []) if self.result else []
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """The verdict, and the derived operations."""
         return "; ".join([self.verdict, *self.through])
 
     @property
-    def shown(self) -> dict[str, Any] | None:
+    def shown_check(self) -> dict[str, Any] | None:
         """The failed check whose calls are shown."""
         checks = self.result["checks"] if self.result else []
         return next((check for check in checks if self.result and check["check"] == self.result["shown"]), None)
 
 
 @dataclass(frozen=True)
-class Share:
+class ChapterShare:
     """The results of a run for a chapter."""
 
     run: ResultFile
@@ -144,33 +152,36 @@ class Share:
     cells: tuple[MatrixCell, ...]
 
     @property
-    def judged(self) -> int:
-        return self.broken + self.passed
+    def num_judged(self) -> int:
+        return self.num_failed + self.num_passed
 
     @property
-    def broken(self) -> int:
-        return sum(cell.broken for cell in self.cells)
+    def num_failed(self) -> int:
+        return sum(cell.is_failed for cell in self.cells)
 
     @property
-    def passed(self) -> int:
+    def num_passed(self) -> int:
         return sum(cell.verdict in ("passed", "xpassed") for cell in self.cells)
 
     @property
-    def derived(self) -> int:
+    def num_derived(self) -> int:
         """The number of clauses that passed with derived operations."""
         return sum(cell.verdict in ("passed", "xpassed") and bool(cell.through) for cell in self.cells)
 
     @property
-    def colour(self) -> str:
-        if self.broken:
+    def color(self) -> str:
+        if self.num_failed:
             return "failed"
         return "xfailed" if self.run.conclusion.verdict == "not judged" else "passed"
 
     @property
-    def said(self) -> str:
-        parts = [f"{self.broken} failed"] if self.broken else []
-        if self.passed:
-            parts.append(f"{self.passed} passed" + (f", {self.derived} of them with derived operations" if self.derived else ""))
+    def summary(self) -> str:
+        parts = [f"{self.num_failed} failed"] if self.num_failed else []
+        if self.num_passed:
+            parts.append(
+                f"{self.num_passed} passed"
+                + (f", {self.num_derived} of them with derived operations" if self.num_derived else "")
+            )
         if missing := sum(cell.verdict == "not offered" for cell in self.cells):
             parts.append(f"{missing} not offered")
         return "; ".join(parts)
@@ -179,20 +190,20 @@ class Share:
 # The differences between two runs of one implementation: its version, and the clauses whose verdict changed.
 
 
-def changes(before: ResultFile, now: ResultFile) -> list[str]:
+def list_changes(before: ResultFile, now: ResultFile) -> list[str]:
     """One line per difference, in the order of the specification."""
-    return [on_one_line(line) for line in (*_versions(before, now), *_verdicts(before, now))]
+    return [on_one_line(line) for line in (*_version_changes(before, now), *_verdict_changes(before, now))]
 
 
-def _versions(before: ResultFile, now: ResultFile) -> Iterator[str]:
+def _version_changes(before: ResultFile, now: ResultFile) -> Iterator[str]:
     was, is_now = (run.document["implementation"]["version"] for run in (before, now))
     if was != is_now:
         yield f"version {was} -> {is_now}"
 
 
-def _verdicts(before: ResultFile, now: ResultFile) -> Iterator[str]:
+def _verdict_changes(before: ResultFile, now: ResultFile) -> Iterator[str]:
     for clause in all_clauses().values():
         was, cell = MatrixCell(before, clause), MatrixCell(now, clause)
         if was.verdict != cell.verdict:
-            why = f": {shown['what']}: expected {shown['expected']}, got {shown['got']}" if (shown := cell.shown) else ""
+            why = f": {shown['what']}: expected {shown['expected']}, got {shown['got']}" if (shown := cell.shown_check) else ""
             yield f"{clause.id} {was.verdict} -> {cell.verdict}{why}"

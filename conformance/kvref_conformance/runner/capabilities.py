@@ -8,15 +8,16 @@ from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.clauses import Clause
 from kvref_conformance.drivers.json_client import JsonClient
+from kvref_conformance.exceptions import CallTimeout, ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.limits import Limits
-from kvref_conformance.outcome import Broken, CheckResult, Hung, NotOffered
+from kvref_conformance.results import CheckResult
 from kvref_conformance.runner.check_runner import CheckRunner, Failure
 from kvref_conformance.runner.restricted import RestrictedImplementation
-from kvref_conformance.testlib.fixtures import new
+from kvref_conformance.testlib.fixtures import new_object
 from kvref_conformance.testlib.registry import Check
-from kvref_conformance.testlib.sample_calls import Got, SampleCalls, Sizes
+from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes
 
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 ROWS = ("int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4")
@@ -35,15 +36,15 @@ class OperationStatus:
     unmade: str = ""
 
 
-def offered(judge: CheckRunner, families: Sequence[str]) -> dict[str, OperationStatus]:
+def probe_operations(judge: CheckRunner, families: Sequence[str]) -> dict[str, OperationStatus]:
     """The operations by family, for the offered ones among `families`. For `CheckRunner.run`.
 
-    Raises Hung if a call does not return.
+    Raises CallTimeout if a call does not return.
     """
-    return {family: _family(judge.begin(), family) for family in families if offers(judge.implementation, family)}
+    return {family: _probe_family(judge.begin(), family) for family in families if offers(judge.implementation, family)}
 
 
-def steps_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> SampleCalls:
+def sample_calls_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> SampleCalls:
     """One call of each operation of the subject's family, for an object of these sizes, in a supported format if there is one.
 
     dim: numbers per row, if the object has no head_dim.
@@ -63,30 +64,30 @@ def row_width(limits: Limits, family: str, wanted: int) -> int:
     return found
 
 
-def was_asked(subject: Subject, op: str) -> bool:
+def was_executed(subject: Subject, op: str) -> bool:
     """Whether the implementation itself executed the operation. Otherwise it was declined, and may have been derived."""
-    return any(exchange.request.op == op for exchange in subject.conversation)
+    return any(exchange.request.op == op for exchange in subject.call_trace)
 
 
-def _family(subject: Subject, family: str) -> OperationStatus:
+def _probe_family(subject: Subject, family: str) -> OperationStatus:
     subject.family = family
     try:
-        made = new(subject, family)
-    except (NotOffered, Broken) as error:
-        why = f"expected {error.expected}, got {error.got}" if isinstance(error, Broken) else str(error)
+        made = new_object(subject, family)
+    except (NotOffered, ClauseViolation) as error:
+        why = f"expected {error.expected}, got {error.got}" if isinstance(error, ClauseViolation) else str(error)
         return OperationStatus([], [], " ".join(why.split()) or "no reason given")
-    steps = steps_of(subject, made.config)
-    objects, got, found = {family: made.id}, Got(), list[str]()
+    steps = sample_calls_of(subject, made.config)
+    objects, got, found = {family: made.id}, ResultByName(), list[str]()
     for op, arguments in steps.items():
         try:
             got[op] = subject.call(op, objects[op.partition(".")[0]], arguments(got))
-        except Hung:
+        except CallTimeout:
             raise
         except KeyError as lacking:  # an argument is the result of another operation, which is missing or failed
             found += [op] if lacking.args[0] in found else []  # failed: assume that this operation is provided
         except Exception:  # it is provided; whether the error is correct does not matter here
             pass
-        if was_asked(subject, op) and op not in found:
+        if was_executed(subject, op) and op not in found:
             found.append(op)
         if isinstance(got.get(op), ObjectProxy):
             objects["buffer"] = got[op].id
@@ -98,8 +99,10 @@ def _family(subject: Subject, family: str) -> OperationStatus:
 # The implementation itself is not judged. Instead, the checks run on kvref's own caches, restricted to the same operations,
 # formats and limits (runner/restricted.py). These caches are correct, so each check that is not "not offered" there can judge.
 
-Chosen = Mapping[Clause, Sequence[Check]]
-LONG = "LAW-18"  # production sizes: its checks take as long as all others together, too long to run once per operation
+SelectedChecks = Mapping[Clause, Sequence[Check]]
+PRODUCTION_SIZES_CLAUSE = (
+    "LAW-18"  # production sizes: its checks take as long as all others together, too long to run once per operation
+)
 
 
 @dataclass
@@ -142,7 +145,7 @@ class CoveragePreview:
     gains: list[Gain]  # sorted by the number of checks, largest first
 
 
-def forecast(implementation: Any, surface: Mapping[str, OperationStatus], chosen: Chosen) -> CoveragePreview:
+def preview_coverage(implementation: Any, surface: Mapping[str, OperationStatus], chosen: SelectedChecks) -> CoveragePreview:
     """Preview the chosen clauses. surface: the provided operations of each family.
 
     State machines, LONG, and checks that need an option are left out.
@@ -150,8 +153,8 @@ def forecast(implementation: Any, surface: Mapping[str, OperationStatus], chosen
     made = {family: each for family, each in surface.items() if not each.unmade}
     operations = {op for each in made.values() for op in each.operations}
     every = [each for of_clause in chosen.values() for each in of_clause if each.run and each.family in made]
-    checks = [each for each in every if not each.option and each.clause != LONG]
-    said = _said(implementation, made, operations, checks)
+    checks = [each for each in every if not each.option and each.clause != PRODUCTION_SIZES_CLAUSE]
+    said = _judge_checks(implementation, made, operations, checks)
     reaches: dict[tuple[str, str], ClauseReach] = {}
     for check, outcome in zip(checks, said, strict=True):
         reach = reaches.setdefault((check.clause, check.family), ClauseReach(check.clause, check.family))
@@ -162,15 +165,15 @@ def forecast(implementation: Any, surface: Mapping[str, OperationStatus], chosen
         else:
             reach.through = sorted({*reach.through, *outcome.through})
     lacking = [check for check, outcome in zip(checks, said, strict=True) if outcome.missing]
-    gains = [_gain(implementation, made, operations, op, lacking) for each in made.values() for op in each.missing]
+    gains = [_gain_of(implementation, made, operations, op, lacking) for each in made.values() for op in each.missing]
     return CoveragePreview(list(reaches.values()), sorted((each for each in gains if each.checks), key=lambda gain: -gain.checks))
 
 
 class _RestrictedRunner(CheckRunner):
     """A judge of a restricted wrapper. by_value: whether the implementation is reached through a pipe."""
 
-    def __init__(self, door: RestrictedImplementation, by_value: bool) -> None:
-        super().__init__(door)
+    def __init__(self, restricted: RestrictedImplementation, by_value: bool) -> None:
+        super().__init__(restricted)
         self._by_value = by_value
 
     def begin(self, check: Check | None = None) -> Subject:
@@ -179,26 +182,26 @@ class _RestrictedRunner(CheckRunner):
         return subject
 
 
-def _said(
+def _judge_checks(
     implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], checks: Sequence[Check]
 ) -> list[CheckResult]:
     limits = getattr(implementation, "limits", None) or {}
     # kvref's own caches have one block table per layer. `one_block_table` changes how blocks are counted, not what can be judged.
     limits = {name: value for name, value in limits.items() if name != "one_block_table"}
-    door = RestrictedImplementation(limits, operations, families, implementation.formats, implementation.level)
-    judge = _RestrictedRunner(door, isinstance(implementation, JsonClient))
-    found = [judge.ask_about(check) for check in checks]
+    restricted = RestrictedImplementation(limits, operations, families, implementation.formats, implementation.level)
+    judge = _RestrictedRunner(restricted, isinstance(implementation, JsonClient))
+    found = [judge.judge_check(check) for check in checks]
     return [
-        CheckResult(each.check.name, "failed", through=list(each.through)) if isinstance(each, Failure) else each
+        CheckResult(each.check.name, "failed", through=list(each.derivations_used)) if isinstance(each, Failure) else each
         for each in found
     ]
 
 
-def _gain(
+def _gain_of(
     implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], op: str, lacking: Sequence[Check]
 ) -> Gain:  # fmt: skip
     family = next(name for name, each in families.items() if op in each.missing)
     concerned = [check for check in lacking if check.family == family]
-    said = _said(implementation, families, {*operations, op}, concerned)
+    said = _judge_checks(implementation, families, {*operations, op}, concerned)
     more = [check for check, outcome in zip(concerned, said, strict=True) if not outcome.missing]
     return Gain(op, len(more), list(dict.fromkeys(check.clause for check in more)))

@@ -14,13 +14,13 @@ from kvref_conformance.calls.operation_table import operations
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.drivers.json_client import HelloError, JsonClient
-from kvref_conformance.drivers.resource_limits import Patience, TimedOut, time_limit
+from kvref_conformance.drivers.resource_limits import CallTimeouts, TimedOut, time_limit
+from kvref_conformance.exceptions import CallTimeout, ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.limits import Limits
-from kvref_conformance.outcome import Broken, Hung, NotOffered
-from kvref_conformance.runner.capabilities import row_width, steps_of, was_asked
-from kvref_conformance.testlib.sample_calls import Got, args
+from kvref_conformance.runner.capabilities import row_width, sample_calls_of, was_executed
+from kvref_conformance.testlib.sample_calls import ResultByName, args
 
 SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers per row; large rows make lines of more than a hundred kilobytes
 
@@ -34,7 +34,7 @@ class SelftestResult:
     declined: bool = False
 
 
-def selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: float) -> Iterator[SelftestResult]:
+def run_selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: float) -> Iterator[SelftestResult]:
     """Run all tests of a program. Raises FileNotFoundError if there is no such program."""
     try:
         program = JsonClient(command, folder, show_stderr)
@@ -44,32 +44,32 @@ def selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: f
     families = [family for family in all_families() if offers(program, family)]
     about = f"{program.name} {program.version} ({program.language}, {program.level})"
     yield SelftestResult(f"hello: {about}, {', '.join(families)}", "" if families else "expected at least one family, got none")
-    yield _refused(program, timeout, "nobody.knows", {}, "NotOffered", "an unknown operation")
+    yield _test_error(program, timeout, "nobody.knows", {}, "NotOffered", "an unknown operation")
     for family in families:
-        small, *large = dict.fromkeys(_width(program, family, dim) for dim in (SMALL_ROWS, LARGE_ROWS))
+        small, *large = dict.fromkeys(_row_width(program, family, dim) for dim in (SMALL_ROWS, LARGE_ROWS))
         for dim in (small, *(large if family != "blocks" else ())):  # blocks contain no numbers
-            yield from _family(Subject(program, np.random.default_rng(0), Patience(timeout), family), dim, dim == small)
+            yield from _test_family(Subject(program, np.random.default_rng(0), CallTimeouts(timeout), family), dim, dim == small)
         for name, value in all_families()[family].small.items():
             if not isinstance(value, str):
-                config = _configuration(program, family, SMALL_ROWS) | {name: -1}
-                yield _refused(program, timeout, f"{family}.new", config, "ConfigError", f"{family}.new with {name} -1")
-    yield _forgotten(program, timeout, families)
-    yield _ended("bye: the program ends with exit code 0", program.close())
-    yield _ended(
+                config = _small_config(program, family, SMALL_ROWS) | {name: -1}
+                yield _test_error(program, timeout, f"{family}.new", config, "ConfigError", f"{family}.new with {name} -1")
+    yield _test_reset(program, timeout, families)
+    yield _test_exit("bye: the program ends with exit code 0", program.close())
+    yield _test_exit(
         "end of input: the program ends with exit code 0", JsonClient(command, folder, show_stderr).close(politely=False)
     )
 
 
-def _ended(what: str, code: int | None) -> SelftestResult:
+def _test_exit(what: str, code: int | None) -> SelftestResult:
     return SelftestResult(
         what, "the program did not end, and was killed" if code is None else f"exit code {code}" if code else ""
     )
 
 
-def _family(subject: Subject, dim: int, small: bool) -> Iterator[SelftestResult]:
+def _test_family(subject: Subject, dim: int, small: bool) -> Iterator[SelftestResult]:
     """Test each operation of one family. With large rows, success is reported once for the family."""
     well = True
-    for said in _each(subject, dim):
+    for said in _test_operations(subject, dim):
         well = well and not said.wrong
         if small or said.wrong:
             yield said if small else SelftestResult(f"{said.what}, with rows of {dim} numbers", said.wrong)
@@ -77,10 +77,10 @@ def _family(subject: Subject, dim: int, small: bool) -> Iterator[SelftestResult]
         yield SelftestResult(f"{subject.family}: all operations with rows of {dim} numbers")
 
 
-def _each(subject: Subject, dim: int) -> Iterator[SelftestResult]:
-    family, objects, got = subject.family, dict[str, int](), Got()
-    config = _configuration(subject.implementation, family, dim)
-    for op, arguments in [(f"{family}.new", args(**config)), *steps_of(subject, config, dim).items()]:
+def _test_operations(subject: Subject, dim: int) -> Iterator[SelftestResult]:
+    family, objects, got = subject.family, dict[str, int](), ResultByName()
+    config = _small_config(subject.implementation, family, dim)
+    for op, arguments in [(f"{family}.new", args(**config)), *sample_calls_of(subject, config, dim).items()]:
         try:
             given, on = arguments(got), None if op.endswith(".new") else objects[op.partition(".")[0]]
             got[op] = subject.call(op, on, given)
@@ -89,15 +89,15 @@ def _each(subject: Subject, dim: int) -> Iterator[SelftestResult]:
         except NotOffered:
             yield SelftestResult(op, declined=True)
             continue
-        except Broken as broken:
-            yield SelftestResult(op, f"expected {broken.expected}, got {broken.got}")
-            if isinstance(broken, Hung):
+        except ClauseViolation as violation:
+            yield SelftestResult(op, f"expected {violation.expected}, got {violation.got}")
+            if isinstance(violation, CallTimeout):
                 return  # the program has ended
             continue
         except Exception as error:
             yield SelftestResult(op, f"expected a result, got the error {type(error).__name__}: {error}")
             continue
-        if not was_asked(subject, op):
+        if not was_executed(subject, op):
             yield SelftestResult(op, declined=True)  # the judge derived it
             continue
         if isinstance(got[op], ObjectProxy):
@@ -105,30 +105,33 @@ def _each(subject: Subject, dim: int) -> Iterator[SelftestResult]:
         yield SelftestResult(op)
 
 
-def _refused(program: JsonClient, timeout: float, op: str, args: dict[str, Any], kind: str, what: str) -> SelftestResult:
+def _test_error(program: JsonClient, timeout: float, op: str, args: dict[str, Any], kind: str, what: str) -> SelftestResult:
     """Test that an invalid request gets an error of this kind."""
-    program.begin()
-    came = _outcome(program, timeout, op, None, args)
+    program.send_hello()
+    came = _call_outcome(program, timeout, op, None, args)
     return SelftestResult(
         f"{what}: error {kind}", "" if came == f"the error {kind}" else f"expected the error {kind}, got {came}"
     )
 
 
-def _forgotten(program: JsonClient, timeout: float, families: list[str]) -> SelftestResult:
+def _test_reset(program: JsonClient, timeout: float, families: list[str]) -> SelftestResult:
     """Test that a second "hello" removes all objects."""
     what = "second hello: earlier objects no longer exist"
     for family in families:
         looks = [name for name, operation in operations(family).items() if operation.attribute]
-        if looks and _outcome(program, timeout, f"{family}.new", None, _configuration(program, family, SMALL_ROWS)) == "a result":
-            program.begin()
-            came = _outcome(program, timeout, f"{family}.{looks[0]}", 1, {})
+        if (
+            looks
+            and _call_outcome(program, timeout, f"{family}.new", None, _small_config(program, family, SMALL_ROWS)) == "a result"
+        ):
+            program.send_hello()
+            came = _call_outcome(program, timeout, f"{family}.{looks[0]}", 1, {})
             return SelftestResult(
                 what, "" if came.startswith("the error") else f"call on an earlier object: expected an error, got {came}"
             )
     return SelftestResult(what)
 
 
-def _outcome(program: JsonClient, timeout: float, op: str, on: int | None, args: dict[str, Any]) -> str:
+def _call_outcome(program: JsonClient, timeout: float, op: str, on: int | None, args: dict[str, Any]) -> str:
     try:
         with time_limit(timeout):
             program.call(op, on, args)
@@ -136,27 +139,27 @@ def _outcome(program: JsonClient, timeout: float, op: str, on: int | None, args:
         return late.got
     except NotOffered:
         return "the error NotOffered"
-    except Broken as broken:
-        return broken.got
+    except ClauseViolation as violation:
+        return violation.got
     except Exception as error:
         return f"the error {type(error).__name__}"
     return "a result"
 
 
-def _width(program: Any, family: str, dim: int) -> int:
+def _row_width(program: Any, family: str, dim: int) -> int:
     """The number of numbers per row that is nearest to `dim` within the limits."""
-    found: int = _configuration(program, family, dim).get("head_dim") or row_width(
+    found: int = _small_config(program, family, dim).get("head_dim") or row_width(
         Limits(program.limits, program.formats), family, dim
     )
     return found
 
 
-def _configuration(program: Any, family: str, dim: int) -> dict[str, Any]:
+def _small_config(program: Any, family: str, dim: int) -> dict[str, Any]:
     """Small sizes within the limits, in supported formats, with rows of `dim` numbers if the family allows it."""
     record, limits = all_families()[family], Limits(program.limits, program.formats)
     config = dict(record.small)
     for name, among in record.formats.items():
-        taken = [each for each in (config[name], *among) if limits.takes(family, name, each)]
+        taken = [each for each in (config[name], *among) if limits.allows_format(family, name, each)]
         config[name] = next(iter(taken), config[name])
     wide = config | ({"head_dim": dim} if "head_dim" in config else {})
     config = wide if record.together(wide) else config

@@ -13,9 +13,9 @@ class Effort:
     """How thoroughly to judge.
 
     examples: number of call sequences that a state machine tries; deep: 20 times as many, and longer ones. slow: also run checks
-    that need gigabytes. real: also run checks at production sizes that take seconds. timeout: seconds per call. keep: also store
-    traces of passed checks. simpler: whether a state machine continues after a failure, to find further failures and shorter
-    call sequences; this takes most of its time.
+    that need gigabytes. real: also run checks at production sizes that take seconds. timeout: seconds per call. keep_traces: also
+    store traces of passed checks. shrinks: whether a state machine continues after a failure, to find further failures and
+    shorter call sequences; this takes most of its time.
     """
 
     seed: int = 0
@@ -24,19 +24,19 @@ class Effort:
     examples: int = EXAMPLES
     deep: bool = False
     timeout: float = TIMEOUT
-    keep: bool = False
-    simpler: bool = True
+    keep_traces: bool = False
+    shrinks: bool = True
 
-    def runs(self, option: str) -> bool:
+    def includes(self, option: str) -> bool:
         """Whether checks that need this option run. option: Check.option."""
         return {"": True, "--slow": self.slow, "--real": self.real}[option]
 
     @property
-    def sequences(self) -> int:
+    def num_sequences(self) -> int:
         return 20 * self.examples if self.deep else self.examples
 
     @property
-    def steps(self) -> int:
+    def max_steps(self) -> int:
         """The maximum number of calls per call sequence."""
         return 60 if self.deep else 20
 
@@ -55,7 +55,7 @@ class RunOptions:
     isolate: bool | None = None
     show_stderr: bool = False
 
-    def again(self, clause: str) -> str:
+    def repeat_command(self, clause: str) -> str:
         """The command that judges one clause again with the same options."""
         effort, command = self.effort, ["kvref", "check", self.name, "--clause", clause]
         command += ["--family", self.family] if self.family else []

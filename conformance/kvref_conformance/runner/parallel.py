@@ -14,43 +14,43 @@ from contextlib import contextmanager
 from kvref_conformance.calls import interrupts
 from kvref_conformance.clauses import Clause
 from kvref_conformance.families import all_families
-from kvref_conformance.implementations import is_foreign, is_program
-from kvref_conformance.outcome import CheckResult
+from kvref_conformance.implementations import is_program, runs_foreign_code
+from kvref_conformance.results import CheckResult
 from kvref_conformance.runner.check_runner import CheckRunner, Failure
 from kvref_conformance.runner.options import EXAMPLES, RunOptions
-from kvref_conformance.runner.subprocess_runner import POSSIBLE, SubprocessRunner
+from kvref_conformance.runner.subprocess_runner import SUPPORTED, SubprocessRunner
 from kvref_conformance.testlib.registry import Check
 
-MOST = 4  # maximum default number of processes
-LOOK = 0.05  # seconds between two attempts to end the running workers
+MAX_JOBS = 4  # maximum default number of processes
+POLL_INTERVAL = 0.05  # seconds between two attempts to end the running workers
 Unit = tuple[str, bool]  # a family, and whether the unit is its state machine (or else its other checks)
-Said = dict[Check, CheckResult | Failure]
+ResultByCheck = dict[Check, CheckResult | Failure]
 
 
-def usual_jobs(asked: RunOptions, everything: bool) -> int:
+def default_jobs(run_options: RunOptions, everything: bool) -> int:
     """The default number of processes.
 
     It is 1 for a foreign implementation, whose instances might interfere with each other, and for a run that does not include
     all clauses or that tries few call sequences, for which starting processes takes too long.
     """
-    foreign = is_program(asked.name) or is_foreign(asked.name) or asked.isolate is not None
-    if foreign or not POSSIBLE or not everything or asked.family or asked.effort.sequences < EXAMPLES:
+    foreign = is_program(run_options.name) or runs_foreign_code(run_options.name) or run_options.isolate is not None
+    if foreign or not SUPPORTED or not everything or run_options.family or run_options.effort.num_sequences < EXAMPLES:
         return 1
-    return min(MOST, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(MAX_JOBS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @contextmanager
-def side_by_side(judge: CheckRunner, chosen: Mapping[Clause, Sequence[Check]], jobs: int) -> Iterator[None]:
+def run_in_parallel(judge: CheckRunner, chosen: Mapping[Clause, Sequence[Check]], jobs: int) -> Iterator[None]:
     """Run the checks in `jobs` processes while the block runs. With 1, the judge runs them itself."""
     if jobs == 1:
         yield
         return
     ahead = ParallelRunner(judge, [check for checks in chosen.values() for check in checks], jobs)
-    judge.elsewhere = ahead.ask_about
+    judge.runs_elsewhere = ahead.judge_check
     try:
         yield
     finally:
-        judge.elsewhere = None
+        judge.runs_elsewhere = None
         ahead.close()
 
 
@@ -68,31 +68,33 @@ class ParallelRunner:
         order = list(all_families())  # later families take longer: they are built from earlier ones
         longest_first = sorted(units, key=lambda unit: (unit[1], order.index(unit[0])), reverse=True)
         self._pool = ThreadPoolExecutor(processes)
-        self._coming: dict[Unit, Future[Said]] = {unit: self._pool.submit(self._ask, units[unit]) for unit in longest_first}
+        self._futures: dict[Unit, Future[ResultByCheck]] = {
+            unit: self._pool.submit(self._run_checks, units[unit]) for unit in longest_first
+        }
 
-    def ask_about(self, check: Check) -> CheckResult | Failure:
+    def judge_check(self, check: Check) -> CheckResult | Failure:
         """Wait for the outcome of a check. Raises CannotRun."""
-        with interrupts.prompt():
-            return self._coming[check.family, check.run is None].result()[check]
+        with interrupts.allow_interrupts():
+            return self._futures[check.family, check.run is None].result()[check]
 
     def close(self) -> None:
         """End all processes at once."""
         self._over = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        while not all(coming.done() for coming in self._coming.values()):  # canceled futures are done
+        while not all(coming.done() for coming in self._futures.values()):  # canceled futures are done
             for judge in self._judges:
                 judge.interrupt()
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
         for judge in self._judges:  # signal all before waiting for each
-            judge.hang_up()
+            judge.shut_down()
         for judge in self._judges:
             judge.close()
 
-    def _ask(self, checks: Sequence[Check]) -> Said:
-        judge = self._beside()
-        return {check: judge.ask_about(check) for check in checks if not self._over}
+    def _run_checks(self, checks: Sequence[Check]) -> ResultByCheck:
+        judge = self._runner_of_thread()
+        return {check: judge.judge_check(check) for check in checks if not self._over}
 
-    def _beside(self) -> SubprocessRunner:
+    def _runner_of_thread(self) -> SubprocessRunner:
         """The judge of this thread. Raises CannotRun."""
         if not hasattr(self._own, "judge"):
             self._own.judge = SubprocessRunner(self._judge.name, self._judge.effort, self._judges.append, beside_others=True)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from kvref import errors
-from kvref_conformance.calls.operation_table import factory
+from kvref_conformance.calls.operation_table import factory_operation
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.limits import Limits
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
 
 class RestrictedImplementation:
@@ -35,9 +35,9 @@ class RestrictedImplementation:
     ) -> None:
         """limits: as an implementation declares them. operations: the provided ones ("paged.read"). None means all."""
         self.limits, self.operations, self.level = limits, operations, level
-        self._own, self._base = Limits(limits), load("numpy")
+        self._own, self._base = Limits(limits), load_implementation("numpy")
         allowed = self._own.dtypes("")
-        every = tuple(name for name in self._base.formats if name not in PLAIN or name in allowed)
+        every = tuple(name for name in self._base.formats if name not in PLAIN_FORMATS or name in allowed)
         self.formats = every if formats is None else tuple(formats)
         for family in all_families() if families is None else families:
             setattr(self, family, partial(self._new, family))
@@ -50,14 +50,14 @@ class RestrictedImplementation:
 
     def _new(self, family: str, **config: Any) -> "RestrictedObject":
         for name, value in config.items():
-            if name in all_families()[family].small and _is_size(value) and not self._own.of(family, name).allows(value):
-                raise errors.ConfigError(f"{name}: expected {self._own.of(family, name)}, got {value!r}")
+            if name in all_families()[family].small and _is_size(value) and not self._own.limit(family, name).allows(value):
+                raise errors.ConfigError(f"{name}: expected {self._own.limit(family, name)}, got {value!r}")
         if isinstance(config.get("pool"), RestrictedObject):
             config["pool"] = config["pool"].made
-        assert set(config) <= {*factory(family).arguments}
+        assert set(config) <= {*factory_operation(family).arguments}
         return RestrictedObject(self, family, getattr(self._base, family)(**config))
 
-    def look(self, family: str, name: str, args: Sequence[Any]) -> None:
+    def require_limits(self, family: str, name: str, args: Sequence[Any]) -> None:
         """Raise the error that an implementation with these limits raises for such arguments, if they exceed the limits."""
         unsigned, dtypes = not self._own.switch(family, "negative_integers"), self._own.dtypes(family)
         for value in args if name not in ("dequantize", "decode") else ():
@@ -70,23 +70,23 @@ class RestrictedImplementation:
         record = all_families().get(family)
         if record and name in record.appending:
             array, axis = args[-1], record.token_axis
-            if np.ndim(array) >= -axis and not self._own.of(family, "tokens").allows(array.shape[axis]):
-                raise errors.ShapeMismatch(f"expected {self._own.of(family, 'tokens')} tokens, got {array.shape[axis]}")
+            if np.ndim(array) >= -axis and not self._own.limit(family, "tokens").allows(array.shape[axis]):
+                raise errors.ShapeMismatch(f"expected {self._own.limit(family, 'tokens')} tokens, got {array.shape[axis]}")
         if family == "attention":
             for size, at in (("head_dim", 2), ("num_kv_heads", 1)):
-                if np.ndim(args[1]) == 3 and not self._own.of(family, size).allows(args[1].shape[at]):
-                    raise errors.ShapeMismatch(f"{size}: expected {self._own.of(family, size)}, got {args[1].shape[at]}")
+                if np.ndim(args[1]) == 3 and not self._own.limit(family, size).allows(args[1].shape[at]):
+                    raise errors.ShapeMismatch(f"{size}: expected {self._own.limit(family, size)}, got {args[1].shape[at]}")
 
-    def most_sequences(self, family: str) -> int | None:
-        return self._own.of(family, "sequences").most
+    def max_sequences(self, family: str) -> int | None:
+        return self._own.limit(family, "sequences").most
 
 
 class RestrictedObject:
     """An object of kvref of which only the provided operations are accessible."""
 
-    def __init__(self, door: RestrictedImplementation, family: str, made: Any) -> None:
-        self._door, self._family, self.made = door, family, made
-        self._living: set[int] = set()
+    def __init__(self, restricted: RestrictedImplementation, family: str, made: Any) -> None:
+        self._door, self._family, self.made = restricted, family, made
+        self._live_sequences: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         offered = self._door.operations
@@ -102,20 +102,20 @@ class RestrictedObject:
                 given = dict(signature.bind(*args, **named).arguments)
             except TypeError:
                 given = named
-            self._door.look(self._family, name, list(given.values()))
-            return self._counted(name, found, args, named)
+            self._door.require_limits(self._family, name, list(given.values()))
+            return self._track_sequences(name, found, args, named)
 
         return call
 
-    def _counted(self, name: str, found: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        most = self._door.most_sequences(self._family)
-        if name == "create" and most is not None and len(self._living) >= most:
+    def _track_sequences(self, name: str, found: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        most = self._door.max_sequences(self._family)
+        if name == "create" and most is not None and len(self._live_sequences) >= most:
             raise errors.OutOfBlocks(f"out of sequences: at most {most} can be live")
         result = found(*args, **named)
         if name == "create":
-            self._living.add(result)
+            self._live_sequences.add(result)
         if name == "drop":
-            self._living.discard(args[0] if args else named["sequence"])
+            self._live_sequences.discard(args[0] if args else named["sequence"])
         return RestrictedObject(self._door, "buffer", result) if name == "acquire" else result
 
 

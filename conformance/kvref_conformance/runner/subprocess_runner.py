@@ -17,29 +17,31 @@ from typing import Any, TypeVar
 from kvref_conformance.calls import interrupts
 from kvref_conformance.calls.messages import CallRequest, Exchange
 from kvref_conformance.drivers.crash_log import CrashLog
-from kvref_conformance.drivers.process_group import ProcessGroup, how_it_ended
-from kvref_conformance.drivers.resource_limits import ONCE_HUNG
+from kvref_conformance.drivers.process_group import ProcessGroup, describe_exit
+from kvref_conformance.drivers.resource_limits import TIMEOUT_AFTER_HANG
 from kvref_conformance.drivers.socket_channel import MalformedFrame, SocketChannel
+from kvref_conformance.exceptions import CallTimeout, CannotRun, ClauseViolation, ProcessDeath
 from kvref_conformance.fuzz.findings import FuzzFailure, Search
+from kvref_conformance.implementations import is_program, load_implementation, runs_foreign_code
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.model_runner import ModelRunner, UnknownObject
-from kvref_conformance.outcome import Broken, CannotRun, CheckResult, Died, Hung
+from kvref_conformance.results import CheckResult
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, RunEnded
-from kvref_conformance.runner.options import Effort
-from kvref_conformance.runner.subprocess_worker import checked, searched
+from kvref_conformance.runner.options import Effort, RunOptions
+from kvref_conformance.runner.subprocess_worker import run_check, run_state_machine
 from kvref_conformance.testlib.registry import Check, all_checks
-from kvref_conformance.traces.shrinking import ReplayResult, place_of_last
+from kvref_conformance.traces.shrinking import ReplayResult, index_of_last_request
 
-POSSIBLE = os.name == "posix"  # other systems cannot pass the descriptors of the channel and the crash log to a child
-STARTING = 120.0  # seconds until a child has loaded the implementation
-GRACE = 3.0  # seconds after the limit of a call, in which the child may interrupt the call itself
-ENDING = 1.0  # seconds in which an idle child ends by itself
-LOOK = 0.1  # seconds between two tests whether the child still makes calls
-STRAY = "the implementation wrote to a file descriptor that it did not open"
+SUPPORTED = os.name == "posix"  # other systems cannot pass the descriptors of the channel and the crash log to a child
+START_TIMEOUT = 120.0  # seconds until a child has loaded the implementation
+REPLY_GRACE = 3.0  # seconds after the limit of a call, in which the child may interrupt the call itself
+END_TIMEOUT = 1.0  # seconds in which an idle child ends by itself
+POLL_INTERVAL = 0.1  # seconds between two tests whether the child still makes calls
+STRAY_WRITE = "the implementation wrote to a file descriptor that it did not open"
 T = TypeVar("T")
 
 # The child gets this process's module search path before it imports anything.
-START = (
+CHILD_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kvref_conformance.runner.subprocess_worker import main; main()"
 )
 
@@ -47,26 +49,26 @@ START = (
 class SubprocessRunner(CheckRunner):
     """A CheckRunner whose checks and state machines run in a child process."""
 
-    deaths = 12  # starting the next child takes a second
+    max_deaths = 12  # starting the next child takes a second
 
     def __init__(
         self,
         name: str,
         effort: Effort,
-        told: Callable[["SubprocessRunner"], None] = lambda judge: None,
+        on_start: Callable[["SubprocessRunner"], None] = lambda judge: None,
         beside_others: bool = False,
     ) -> None:
         """told: called with this object before the child loads the implementation, which may take long.
 
         beside_others: whether other children run at the same time. Raises CannotRun.
         """
-        if not POSSIBLE:
+        if not SUPPORTED:
             raise CannotRun("--isolate: not supported on this system, only on POSIX systems")
         self._session: ProcessGroup | None = None
         self._hung = False
         # With several processes, more than one OpenMP thread each would compete for cores, and calls could exceed their limit.
         self._environment = {"OMP_NUM_THREADS": "1", **os.environ} if beside_others else None
-        told(self)
+        on_start(self)
         super().__init__(self._start(name, effort), effort, name)
 
     def _start(self, name: str, effort: Effort) -> Any:
@@ -76,18 +78,18 @@ class SubprocessRunner(CheckRunner):
         self._journal = CrashLog()
         with theirs:
             handed = theirs.fileno(), self._journal.descriptor
-            command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, handed)]
+            command = [sys.executable, "-c", CHILD_CODE, json.dumps(sys.path), *map(str, handed)]
             quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # its output is not part of the report
             self._session = ProcessGroup(command, pass_fds=handed, env=self._environment, **quiet)
-        late = "cannot run", f"{name}: loading it took more than {STARTING:g} s"
+        late = "cannot run", f"{name}: loading it took more than {START_TIMEOUT:g} s"
         try:
             self._channel.send((name, effort))
-            with interrupts.prompt():
-                said: tuple[str, Any] = self._channel.receive(STARTING) if self._channel.speaks(STARTING) else late
+            with interrupts.allow_interrupts():
+                said: tuple[str, Any] = self._channel.receive(START_TIMEOUT) if self._channel.has_data(START_TIMEOUT) else late
         except (MalformedFrame, TimeoutError):
-            said = "cannot run", f"{name}: while it was loaded, {STRAY}"
+            said = "cannot run", f"{name}: while it was loaded, {STRAY_WRITE}"
         except (EOFError, ConnectionError):
-            said = "cannot run", f"{name}: loading it ended the process: {self._how_it_ended()}"
+            said = "cannot run", f"{name}: loading it ended the process: {self._describe_exit()}"
         except BaseException:
             self._kill()
             raise
@@ -96,17 +98,17 @@ class SubprocessRunner(CheckRunner):
             raise CannotRun(said[1])
         return SimpleNamespace(**said[1])
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Close this end of the channel, so that the child starts to end while the caller closes others."""
         if self._session is not None:
-            self._channel.hang_up()
+            self._channel.shut_down()
 
     def close(self) -> None:
         """End the child, in good order if it is idle, and all processes that it started."""
         try:
-            self.hang_up()
+            self.shut_down()
             if self._session is not None:
-                self._channel.wait_for_the_end(ENDING)
+                self._channel.drain_until_closed(END_TIMEOUT)
         finally:
             self._kill()
 
@@ -123,45 +125,45 @@ class SubprocessRunner(CheckRunner):
         if session := self._session:
             session.end()
 
-    def checked(self, check: Check) -> CheckResult | Failure:
+    def run_check(self, check: Check) -> CheckResult | Failure:
         try:
-            said = self.run(checked, all_checks().index(check))
+            said = self.run(run_check, all_checks().index(check))
         except RunEnded as ended:
-            return Failure(check, ended.conversation, ended.broken)
+            return Failure(check, ended.call_trace, ended.violation)
         if isinstance(said, CheckResult):
             return said
-        held, through = said
-        assert held.broken
-        return Failure(check, held.conversation, held.broken, through)
+        result, through = said
+        assert result.violation
+        return Failure(check, result.call_trace, result.violation, through)
 
     def search(self, family: str) -> Search:
         if family not in self._searches:
             try:
-                found = self.run(searched, family)
+                found = self.run(run_state_machine, family)
             except RunEnded as ended:
-                clause = ended.broken.clause or "LAW-01"
-                found = {"findings": {clause: FuzzFailure(clause, ended.conversation, ended.broken)}}
+                clause = ended.violation.clause or "LAW-01"
+                found = {"findings": {clause: FuzzFailure(clause, ended.call_trace, ended.violation)}}
             self._searches[family] = Search(self.implementation, **found)
         return self._searches[family]
 
-    def hold(self, requests: list[CallRequest], seconds: float = float("inf")) -> ReplayResult:
+    def replay(self, requests: list[CallRequest], seconds: float = float("inf")) -> ReplayResult:
         try:
-            return self.run(CheckRunner.hold, requests, seconds)
+            return self.run(CheckRunner.replay, requests, seconds)
         except RunEnded as ended:
-            return ReplayResult(ended.conversation, ended.broken, place_of_last(ended.conversation, requests))
+            return ReplayResult(ended.call_trace, ended.violation, index_of_last_request(ended.call_trace, requests))
 
     def run(self, work: Callable[..., T], *about: Any) -> T:
         if self._session is None:
             self._start(self.name, self.effort)
         try:
             self._channel.send((work, about))
-            said, answer = self._said()
+            said, answer = self._receive_reply()
         except MalformedFrame:
-            raise self._ended(Died, "a reply", f"none: {STRAY}") from None
+            raise self._run_ended(ProcessDeath, "a reply", f"none: {STRAY_WRITE}") from None
         except TimeoutError:
-            raise self._ended(Hung, "a reply", f"none: {STRAY}") from None
+            raise self._run_ended(CallTimeout, "a reply", f"none: {STRAY_WRITE}") from None
         except (EOFError, ConnectionError):
-            raise self._ended(Died, "a reply", f"none: {self._how_it_ended()}") from None
+            raise self._run_ended(ProcessDeath, "a reply", f"none: {self._describe_exit()}") from None
         except BaseException:
             self._kill()  # a late reply could be taken for the reply to the next request
             raise
@@ -170,13 +172,13 @@ class SubprocessRunner(CheckRunner):
         found: T = answer
         return found
 
-    def _said(self) -> tuple[str, Any]:
+    def _receive_reply(self) -> tuple[str, Any]:
         """Receive the child's reply. Raises RunEnded if the child hangs, and the errors of `SocketChannel.receive`."""
-        limit = self.effort.timeout if not self._hung else min(self.effort.timeout, ONCE_HUNG)
+        limit = self.effort.timeout if not self._hung else min(self.effort.timeout, TIMEOUT_AFTER_HANG)
         written, since = 0, time.monotonic()
         while True:
-            with interrupts.prompt():
-                message = self._channel.receive(limit + GRACE) if self._channel.speaks(LOOK) else None
+            with interrupts.allow_interrupts():
+                message = self._channel.receive(limit + REPLY_GRACE) if self._channel.has_data(POLL_INTERVAL) else None
             if message:
                 said, what = message
                 if said != "progress":
@@ -185,36 +187,52 @@ class SubprocessRunner(CheckRunner):
                 since = time.monotonic()
             elif self._journal.last_written() != written:
                 written, since = self._journal.last_written(), time.monotonic()
-            elif self._session and self._session.process.poll() is not None and not self._channel.speaks(0):
+            elif self._session and self._session.process.poll() is not None and not self._channel.has_data(0):
                 raise EOFError  # a process that the child started still has the other end open
-            elif time.monotonic() - since > limit + GRACE:
-                raise self._ended(Hung, f"a reply within {self.effort.timeout:g} s", "none: the call was still running")
+            elif time.monotonic() - since > limit + REPLY_GRACE:
+                raise self._run_ended(
+                    CallTimeout, f"a reply within {self.effort.timeout:g} s", "none: the call was still running"
+                )
 
-    def _ended(self, kind: type[Hung], expected: str, got: str) -> RunEnded:
-        conversation = self._journal.read()
-        self._hung |= kind is Hung
+    def _run_ended(self, kind: type[CallTimeout], expected: str, got: str) -> RunEnded:
+        call_trace = self._journal.read()
+        self._hung |= kind is CallTimeout
         self._kill()
-        what = conversation[-1].request.op if conversation else "the check"
+        what = call_trace[-1].request.op if call_trace else "the check"
         return RunEnded(
-            conversation, kind(what, expected, got, _clause(conversation, ModelRunner.of(self.implementation).limits))
+            call_trace, kind(what, expected, got, _clause_of_last_call(call_trace, ModelRunner.of(self.implementation).limits))
         )
 
-    def _how_it_ended(self) -> str:
+    def _describe_exit(self) -> str:
         assert self._session is not None
         try:
-            return how_it_ended(self._session.process.wait(GRACE))
+            return describe_exit(self._session.process.wait(REPLY_GRACE))
         except subprocess.TimeoutExpired:
             return "the process closed its pipe and kept running"
 
 
-def _clause(conversation: Sequence[Exchange], limits: Limits) -> str:
+def _clause_of_last_call(call_trace: Sequence[Exchange], limits: Limits) -> str:
     """The clause that the reply to the last request must satisfy; "" if no model covers the calls."""
-    witness, clause = ModelRunner("tolerant", limits), ""
+    models, clause = ModelRunner("tolerant", limits), ""
     try:
-        for exchange in conversation:
-            expected = witness.expect(exchange.request)
+        for exchange in call_trace:
+            expected = models.expect(exchange.request)
             clause = expected.clause
-            witness.judge(exchange, expected)
-    except (UnknownObject, Broken):
+            models.judge(exchange, expected)
+    except (UnknownObject, ClauseViolation):
         pass
     return clause
+
+
+def runs_in_subprocess(run_options: RunOptions) -> bool:
+    """Whether the implementation runs in a child process of the judge. A program has its own process in any case."""
+    if is_program(run_options.name):
+        return False
+    return SUPPORTED and runs_foreign_code(run_options.name) if run_options.isolate is None else run_options.isolate
+
+
+def make_runner(run_options: RunOptions) -> CheckRunner:
+    """Load the implementation and return its judge. Raises CannotRun if it cannot be loaded."""
+    if runs_in_subprocess(run_options):
+        return SubprocessRunner(run_options.name, run_options.effort)
+    return CheckRunner(load_implementation(run_options.name, run_options.show_stderr), run_options.effort, run_options.name)

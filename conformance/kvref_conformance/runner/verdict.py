@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from kvref_conformance.clauses import all_clauses
 
-LEAST_JUDGED = 50.0  # percent of the clauses of the offered families
+MIN_JUDGED_PERCENT = 50.0  # percent of the clauses of the offered families
 
 Verdict = Literal["conformant", "not conformant", "not conformant, as expected", "not judged"]
 
@@ -41,32 +41,34 @@ class RunVerdict:
         return "clauses of its families" if self.whole else "selected clauses"
 
     @property
-    def enough(self) -> bool:
+    def is_enough(self) -> bool:
         return self.judged > 0 and 100 * self.judged >= self.least * self.of
 
 
-def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, interrupted: bool = False) -> RunVerdict:
+def overall_verdict(
+    results: Iterable[dict[str, Any]], least: float = MIN_JUDGED_PERCENT, interrupted: bool = False
+) -> RunVerdict:
     """results: one per clause, as `kvref check --json` writes them. interrupted: results of some selected clauses are missing.
 
     One failure makes an implementation not conformant, however few clauses were judged. It is conformant only if enough clauses
     were judged, none of them failed and the run was complete.
     """
     results = list(results)
-    counted = [each["verdict"] for each in results if applies(each) and each["verdict"] != "not run"]
+    counted = [each["verdict"] for each in results if is_counted(each) and each["verdict"] != "not run"]
     judged = sum(verdict != "not offered" for verdict in counted)
     whole = {each["clause"] for each in results} >= set(all_clauses())
     verdict: Verdict = "not conformant, as expected" if "xfailed" in counted else "conformant"
     found = RunVerdict("not conformant" if "failed" in counted else verdict, judged, len(counted), least, whole)
-    return found if "failed" in counted or (found.enough and not interrupted) else replace(found, verdict="not judged")
+    return found if "failed" in counted or (found.is_enough and not interrupted) else replace(found, verdict="not judged")
 
 
-def applies(result: dict[str, Any]) -> bool:
+def is_counted(result: dict[str, Any]) -> bool:
     """Whether a clause counts: a check of it is for an offered family, and not only for formats that the implementation lacks."""
-    of_others = result["verdict"] == "not offered" and is_about_other_formats(result["clause"], result["missing"])
+    of_others = result["verdict"] == "not offered" and needs_missing_formats(result["clause"], result["missing"])
     return result["offered"] and not of_others
 
 
-def is_about_other_formats(clause: str, missing: Sequence[str]) -> bool:
+def needs_missing_formats(clause: str, missing: Sequence[str]) -> bool:
     """Whether a clause that is not offered is only about formats that the implementation lacks: formats are optional.
 
     missing: the reasons why its checks cannot judge. FMT-LEVEL clauses apply to every format, so they always count. A format that

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import kvref_zoo
 from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import offers
-from kvref_conformance.outcome import CheckResult
-from kvref_conformance.runner.check_runner import CheckRunner, Failure, select
+from kvref_conformance.results import CheckResult
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks
 from kvref_conformance.runner.options import Effort
 from kvref_zoo.mutant import Mutant
 
-PATIENCE = 1.0  # seconds: some members hang
+CALL_TIMEOUT = 1.0  # seconds: some members hang
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ZooResult:
     failed: list[CheckResult]
 
     @property
-    def caught_by(self) -> str:
+    def detected_by(self) -> str:
         """What detected the bug: a hand-written check ("check"), the state machine ("search"), or "both"."""
         searched = {outcome.check.startswith("any ") for outcome in self.failed}
         return "both" if len(searched) == 2 else "search" if True in searched else "check"
@@ -31,26 +31,26 @@ class ZooResult:
         return next(outcome for outcome in self.failed if outcome.trace)
 
 
-def judge_of(member: Mutant, examples: int, simpler: bool = True) -> CheckRunner:
-    return CheckRunner(member, Effort(examples=examples, timeout=PATIENCE, simpler=simpler), member.name)
+def make_member_runner(member: Mutant, examples: int, simpler: bool = True) -> CheckRunner:
+    return CheckRunner(member, Effort(examples=examples, timeout=CALL_TIMEOUT, shrinks=simpler), member.name)
 
 
-def look_at(name: str, examples: int = 100) -> ZooResult:
+def judge_member(name: str, examples: int = 100) -> ZooResult:
     """Judge one member by the clause that it names. examples: number of call sequences."""
     member = kvref_zoo.member(name)
-    judge = judge_of(member, examples)
-    ((_, checks),) = select(member.clause).items()
-    return ZooResult(member, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"])
+    judge = make_member_runner(member, examples)
+    ((_, checks),) = select_checks(member.clause).items()
+    return ZooResult(member, [outcome for outcome in judge.judge_clause(checks) if outcome.verdict == "failed"])
 
 
-def broken_by(name: str, wanted: str = "*", examples: int = 100) -> set[str]:
+def clauses_broken_by(name: str, wanted: str = "*", examples: int = 100) -> set[str]:
     """The wanted clauses that a member fails, without LAW-18: a bug that shows at small sizes also breaks LAW-18."""
     member = kvref_zoo.member(name)
-    judge = judge_of(member, examples, simpler=False)
+    judge = make_member_runner(member, examples, simpler=False)
     offered = {family for family in families() if offers(member, family)}
-    clauses = {clause: checks for clause, checks in select(wanted).items() if {check.family for check in checks} & offered}
+    clauses = {clause: checks for clause, checks in select_checks(wanted).items() if {check.family for check in checks} & offered}
     return {
         clause.id
         for clause, checks in clauses.items()
-        if clause.id != "LAW-18" and any(isinstance(judge.ask_about(check), Failure) for check in checks)
+        if clause.id != "LAW-18" and any(isinstance(judge.judge_check(check), Failure) for check in checks)
     }

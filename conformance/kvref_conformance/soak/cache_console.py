@@ -13,14 +13,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.outcome import CheckResult
+from kvref_conformance.results import CheckResult
 from kvref_conformance.soak.cache_soak import SoakStatistics
 
 MIB = 2**20
 
 
 @contextmanager
-def bar(console: Console, judge: Any, latest: dict[str, SoakStatistics]) -> Iterator[None]:
+def progress_bar(console: Console, judge: Any, latest: dict[str, SoakStatistics]) -> Iterator[None]:
     """Show the progress of the judge, and store the latest figures of each family in `latest`."""
     columns = (TextColumn("{task.description}"), BarColumn(12), TimeRemainingColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -59,7 +59,7 @@ def print_figures(console: Console, figures: list[SoakStatistics], broken: dict[
             console.print(Text(f"not offered: {each.family}, {each.not_offered}", style="dim"), soft_wrap=True)
 
 
-def print_broken(
+def print_violation(
     console: Console, clause: str, outcome: CheckResult, name: str, trace: Path | None, more: Sequence[tuple[str, str]]
 ) -> None:
     """Print a failure as `kvref check` does. more: additional lines, each a label and a text."""

@@ -9,19 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
-from kvref_conformance.calls.messages import Exchange, error_of
+from kvref_conformance.calls.messages import Exchange, to_call_error
 from kvref_conformance.calls.source_location import raised_at
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.drivers.resource_limits import SLOW_MEMORY, memory_limit
-from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.drivers.resource_limits import SLOW_MEMORY_LIMIT, memory_limit
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.runner.check_runner import CheckRunner
-from kvref_conformance.soak.cache_workload import SoakDriver, Workload, WorkloadEvent, brief, prefilled, without
-from kvref_conformance.soak.drivers import server
-from kvref_conformance.traces.shrinking import SECONDS, ReplayResult
+from kvref_conformance.soak.cache_workload import (
+    SoakDriver,
+    Workload,
+    WorkloadEvent,
+    merge_steps_into_prompts,
+    one_token_per_request,
+    without_requests,
+)
+from kvref_conformance.soak.drivers import make_driver
+from kvref_conformance.traces.shrinking import SHRINK_SECONDS, ReplayResult
 
-FULL = 8, 128  # kv heads and head_dim of Llama 3, Mistral and Qwen 3
-LEAST = 1, 8  # kv heads and head_dim while a failure is shortened
-TELL = 0.5  # seconds between two reports of progress
+FULL_SIZES = 8, 128  # kv heads and head_dim of Llama 3, Mistral and Qwen 3
+SMALL_SIZES = 1, 8  # kv heads and head_dim while a failure is shortened
+REPORT_INTERVAL = 0.5  # seconds between two reports of progress
 PAGE = 4096
 
 
@@ -54,85 +61,87 @@ class SoakStatistics:
 @dataclass
 class SoakResult:
     figures: SoakStatistics
-    held: ReplayResult | None = None  # the failure, shortened
+    failure: ReplayResult | None = None  # the failure, shortened
 
 
 def a_serving_workload(subject: Subject) -> None:
     """The check whose name failures of a soak have."""
 
 
-def soak(judge: CheckRunner, family: str, seed: int, seconds: float, most: float = math.inf) -> SoakResult:
+def run_soak(judge: CheckRunner, family: str, seed: int, seconds: float, most: float = math.inf) -> SoakResult:
     """Run a workload for `seconds`, for `most` events or until a check fails. `judge.progress` receives the figures as text."""
     figures, events = SoakStatistics(family), list[WorkloadEvent]()
     began = told = time.monotonic()
-    broken: Broken | None = None
-    with memory_limit(SLOW_MEMORY), np.errstate(all="ignore"):
+    violation: ClauseViolation | None = None
+    with memory_limit(SLOW_MEMORY_LIMIT), np.errstate(all="ignore"):
         try:
             subject = judge.begin_family(family)
-            served = server(subject, family, *FULL)
+            served = make_driver(subject, family, *FULL_SIZES)
             for event in Workload(served, np.random.default_rng([seed, len(family)])).events():
                 events.append(event)
-                broken = tried(served, event, figures)
-                subject.forget_conversation()
+                violation = run_event(served, event, figures)
+                subject.clear_trace()
                 now = time.monotonic()
-                if broken or now - told > TELL or now - began > seconds:
+                if violation or now - told > REPORT_INTERVAL or now - began > seconds:
                     told, figures.seconds = now, now - began
-                    figures.memory.append((round(now - began, 1), resident()))
+                    figures.memory.append((round(now - began, 1), resident_bytes()))
                     judge.progress(figures.text(), int(1000 * (now - began)), int(1000 * seconds))
-                if broken or now - began > seconds or figures.events >= most:
+                if violation or now - began > seconds or figures.events >= most:
                     figures.seconds = now - began
                     break
         except NotOffered as missing:
             figures.not_offered = str(missing)
-    return SoakResult(figures, shortened(judge, family, events, broken) if broken else None)
+    return SoakResult(figures, shrink_workload(judge, family, events, violation) if violation else None)
 
 
-def tried(served: SoakDriver, event: WorkloadEvent, figures: SoakStatistics) -> Broken | None:
+def run_event(served: SoakDriver, event: WorkloadEvent, figures: SoakStatistics) -> ClauseViolation | None:
     """Run one event and return its failure, if any. Raises NotOffered."""
     try:
-        figures.tokens_checked += served.do(event)
+        figures.tokens_checked += served.run_event(event)
     except NotOffered:
         raise
-    except Broken as broken:
-        return broken
+    except ClauseViolation as violation:
+        return violation
     except Exception as error:
-        return Broken("", "no error", f"{type(error).__name__}: {error_of(error).message}", where=raised_at(error))
+        return ClauseViolation("", "no error", f"{type(error).__name__}: {to_call_error(error).message}", where=raised_at(error))
     figures.events += 1
     figures.requests += event.kind == "admit"
     figures.refused += event.kind == "pressure"
     return None
 
 
-def shortened(judge: CheckRunner, family: str, events: Sequence[WorkloadEvent], broken: Broken) -> ReplayResult:
+def shrink_workload(judge: CheckRunner, family: str, events: Sequence[WorkloadEvent], violation: ClauseViolation) -> ReplayResult:
     """Return the call trace with the fewest requests that still fails, found in SECONDS; an empty one if none is found.
 
     Try the smallest heads first, which cost the least, and prompts in place of single steps.
     """
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + SHRINK_SECONDS
     numbers, named = sorted({number for event in events for number in event.numbers}), set(events[-1].numbers)
     suspects = [named | set(numbers[-last:] if last else ()) for last in (0, 2, 8, 64, len(numbers))]
-    for sizes in (LEAST, FULL):
+    for sizes in (SMALL_SIZES, FULL_SIZES):
 
         def breaks(fewer: Sequence[WorkloadEvent], sizes: tuple[int, int] = sizes) -> bool:
-            return time.monotonic() < until and again(judge, family, sizes, fewer, until)[1] is not None
+            return time.monotonic() < until and replay_events(judge, family, sizes, fewer, until)[1] is not None
 
         for kept in suspects:
-            some = without(events, (set(numbers) - kept).__contains__)
-            for candidate in (brief(some), prefilled(some), some):
+            some = without_requests(events, (set(numbers) - kept).__contains__)
+            for candidate in (one_token_per_request(some), merge_steps_into_prompts(some), some):
                 if breaks(candidate):
-                    conversation, seen = again(judge, family, sizes, fewest(candidate, breaks), until + SECONDS, keep=True)
-                    return ReplayResult(conversation, seen or broken)
-    return ReplayResult([], broken)
+                    call_trace, seen = replay_events(
+                        judge, family, sizes, minimize_events(candidate, breaks), until + SHRINK_SECONDS, keep=True
+                    )
+                    return ReplayResult(call_trace, seen or violation)
+    return ReplayResult([], violation)
 
 
-def fewest(events: list[WorkloadEvent], breaks: Callable[[Sequence[WorkloadEvent]], bool]) -> list[WorkloadEvent]:
+def minimize_events(events: list[WorkloadEvent], breaks: Callable[[Sequence[WorkloadEvent]], bool]) -> list[WorkloadEvent]:
     """Remove requests, half of them at a time and then fewer, and then single events."""
     numbers = sorted({number for event in events for number in event.numbers})
     size = len(numbers) // 2
     while size:
         for start in range(0, len(numbers), size):
             gone = set(numbers[start : start + size])
-            if breaks(fewer := without(events, gone.__contains__)):
+            if breaks(fewer := without_requests(events, gone.__contains__)):
                 events = fewer
         numbers = sorted({number for event in events for number in event.numbers})
         size = min(size // 2, len(numbers) // 2)
@@ -145,23 +154,23 @@ def fewest(events: list[WorkloadEvent], breaks: Callable[[Sequence[WorkloadEvent
     return events
 
 
-def again(
+def replay_events(
     judge: CheckRunner, family: str, sizes: tuple[int, int], events: Iterable[WorkloadEvent], until: float, keep: bool = False
-) -> tuple[list[Exchange], Broken | None]:
+) -> tuple[list[Exchange], ClauseViolation | None]:
     """Run the events on a new server; return the call trace (empty unless `keep`) and the failure."""
     subject = judge.begin_family(family)
-    served, figures = server(subject, family, *sizes), SoakStatistics(family)
+    served, figures = make_driver(subject, family, *sizes), SoakStatistics(family)
     for event in events:
-        if broken := tried(served, event, figures):
-            return subject.conversation, broken
+        if violation := run_event(served, event, figures):
+            return subject.call_trace, violation
         if not keep:
-            subject.forget_conversation()
+            subject.clear_trace()
         if time.monotonic() > until:
             break
     return [], None
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Return the resident bytes of this process, or 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE

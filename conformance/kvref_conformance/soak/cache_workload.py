@@ -30,14 +30,14 @@ class WorkloadEvent(NamedTuple):
 class SoakDriver(Protocol):
     """A serving cache. The server computes what fits without calling the cache. Requests are identified by numbers."""
 
-    most: int  # maximum number of concurrent requests
-    longest: int  # maximum tokens of a request
+    max_sequences: int  # maximum number of concurrent requests
+    max_tokens: int  # maximum tokens of a request
 
-    def running(self) -> Sequence[int]: ...
+    def running_requests(self) -> Sequence[int]: ...
     def fits(self, numbers: Sequence[int], tokens: int = 1) -> bool: ...
-    def takes(self, tokens: int) -> bool: ...
+    def allows_length(self, tokens: int) -> bool: ...
     def tokens(self, number: int) -> int: ...
-    def do(self, event: WorkloadEvent) -> int: ...
+    def run_event(self, event: WorkloadEvent) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class WorkloadMix:
     prefixes: int = 4
     sharing: float = 0.3
     cancelled: float = 0.1
-    looks: float = 0.05
+    reads: float = 0.05
 
 
 @dataclass
@@ -61,9 +61,9 @@ class Workload:
     server: SoakDriver
     rng: np.random.Generator
     mix: WorkloadMix = field(default_factory=WorkloadMix)
-    made: int = 0
+    num_made: int = 0
     ends: dict[int, int] = field(default_factory=dict)  # by request: its final number of tokens
-    waiting: list[WorkloadEvent] = field(default_factory=list)
+    queue: list[WorkloadEvent] = field(default_factory=list)
 
     def events(self) -> Iterator[WorkloadEvent]:
         while True:
@@ -74,33 +74,35 @@ class Workload:
     def _length(self, mean: float) -> int:
         """Return a length of at least 1 and at most the server's limit per request."""
         drawn = self.rng.lognormal(math.log(mean) - self.mix.scatter**2 / 2, self.mix.scatter)
-        return int(max(1, min(drawn, self.server.longest // 2)))
+        return int(max(1, min(drawn, self.server.max_tokens // 2)))
 
     def _arriving(self) -> Iterator[WorkloadEvent]:
         for _ in range(self.rng.poisson(self.mix.arrivals)):
             prompt, prefix, shared = self._length(self.mix.prompt), int(self.rng.integers(self.mix.prefixes)), 0
             if self.rng.random() < self.mix.sharing:
                 shared = min(prompt, 16 * (1 + prefix))
-            self.waiting.append(WorkloadEvent("admit", (self.made,), prompt, prefix, shared))
-            self.ends[self.made] = prompt + self._length(self.mix.output)
-            self.made += 1
+            self.queue.append(WorkloadEvent("admit", (self.num_made,), prompt, prefix, shared))
+            self.ends[self.num_made] = prompt + self._length(self.mix.output)
+            self.num_made += 1
         yield from ()
 
     def _admitting(self) -> Iterator[WorkloadEvent]:
-        while (self.waiting or not self.server.running()) and len(self.server.running()) < self.server.most:
-            if not self.waiting:
+        while (self.queue or not self.server.running_requests()) and len(
+            self.server.running_requests()
+        ) < self.server.max_sequences:
+            if not self.queue:
                 yield from self._arriving()
                 continue
-            if not self.server.takes(self.waiting[0].tokens):
-                if self.server.running():
-                    yield WorkloadEvent("pressure", (self.server.running()[0],), self.waiting[0].tokens)
+            if not self.server.allows_length(self.queue[0].tokens):
+                if self.server.running_requests():
+                    yield WorkloadEvent("pressure", (self.server.running_requests()[0],), self.queue[0].tokens)
                 return
-            yield self.waiting.pop(0)
+            yield self.queue.pop(0)
 
     def _stepping(self) -> Iterator[WorkloadEvent]:
-        numbers = tuple(self.server.running())
+        numbers = tuple(self.server.running_requests())
         while numbers and not self.server.fits(numbers):
-            yield WorkloadEvent("pressure", numbers[-1:], self.server.longest)
+            yield WorkloadEvent("pressure", numbers[-1:], self.server.max_tokens)
             yield WorkloadEvent("drop", numbers[-1:])  # preempt the youngest
             numbers = numbers[:-1]
         if numbers:
@@ -108,13 +110,13 @@ class Workload:
         for number in numbers:
             done = self.server.tokens(number) >= self.ends[number]
             cancelled = self.rng.random() < self.mix.cancelled / self.mix.output
-            if done or self.rng.random() < self.mix.looks / len(numbers):
+            if done or self.rng.random() < self.mix.reads / len(numbers):
                 yield WorkloadEvent("look", (number,))
             if done or cancelled:
                 yield WorkloadEvent("drop", (number,))
 
 
-def without(events: Sequence[WorkloadEvent], goes: Callable[[int], bool]) -> list[WorkloadEvent]:
+def without_requests(events: Sequence[WorkloadEvent], goes: Callable[[int], bool]) -> list[WorkloadEvent]:
     """Return the events without those of some requests."""
     kept = []
     for event in events:
@@ -124,7 +126,7 @@ def without(events: Sequence[WorkloadEvent], goes: Callable[[int], bool]) -> lis
     return kept
 
 
-def prefilled(events: Sequence[WorkloadEvent]) -> list[WorkloadEvent]:
+def merge_steps_into_prompts(events: Sequence[WorkloadEvent]) -> list[WorkloadEvent]:
     """Return the events with the tokens of the steps moved into the prompts."""
     stepped = Counter(number for event in events if event.kind == "step" for number in event.numbers)
     kept = []
@@ -136,6 +138,6 @@ def prefilled(events: Sequence[WorkloadEvent]) -> list[WorkloadEvent]:
     return kept
 
 
-def brief(events: Sequence[WorkloadEvent]) -> list[WorkloadEvent]:
+def one_token_per_request(events: Sequence[WorkloadEvent]) -> list[WorkloadEvent]:
     """Return the events with one token per request."""
     return [event._replace(tokens=1, shared=0) if event.kind == "admit" else event for event in events]

@@ -5,22 +5,22 @@ from collections.abc import Sequence
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.soak.cache_workload import SoakDriver, WorkloadEvent
-from kvref_conformance.testlib.law_adapter import LawAdapter, knows
+from kvref_conformance.testlib.law_adapter import LawAdapter, overrides
 from kvref_conformance.testlib.production_sizes import FilledStream
 from kvref_conformance.testlib.tagged_content import PREFIXES
 
-LONGEST = 4096
+MAX_TOKENS = 4096
 
 
-def served() -> list[str]:
+def soak_families() -> list[str]:
     """Return the families that a workload can run on: those with keys and values of the same width."""
     return [
         family.name for family in all_families().values()
-        if family.part("soak_driver") or (family.law_adapter and knows(family.law_adapter, "sizes_for"))
+        if family.part("soak_driver") or (family.law_adapter and overrides(family.law_adapter, "sizes_for"))
     ]  # fmt: skip
 
 
-def server(subject: Subject, family: str, heads: int, dim: int) -> SoakDriver:
+def make_driver(subject: Subject, family: str, heads: int, dim: int) -> SoakDriver:
     """Return the server for a family. Raises NotOffered."""
     record = all_families()[family]
     subject.factory(family)
@@ -33,31 +33,31 @@ def server(subject: Subject, family: str, heads: int, dim: int) -> SoakDriver:
 class StreamDriver:
     """One request at a time, in a stream that is cleared between requests."""
 
-    most = 1
+    max_sequences = 1
 
     def __init__(self, small: LawAdapter, heads: int, dim: int) -> None:
-        sizes = small.sizes_for(LONGEST)
-        self.filled = FilledStream(small.fresh(**sizes, num_kv_heads=heads, head_dim=dim))
-        self.longest = self.filled.room
+        sizes = small.sizes_for(MAX_TOKENS)
+        self.filled = FilledStream(small.new_cache(**sizes, num_kv_heads=heads, head_dim=dim))
+        self.max_tokens = self.filled.room
         self.current: list[int] = []
 
-    def running(self) -> Sequence[int]:
+    def running_requests(self) -> Sequence[int]:
         return self.current
 
     def fits(self, numbers: Sequence[int], tokens: int = 1) -> bool:
-        return self.filled.count + tokens <= self.longest
+        return self.filled.count + tokens <= self.max_tokens
 
-    def takes(self, tokens: int) -> bool:
-        return tokens <= self.longest
+    def allows_length(self, tokens: int) -> bool:
+        return tokens <= self.max_tokens
 
     def tokens(self, number: int) -> int:
         return self.filled.count
 
-    def do(self, event: WorkloadEvent) -> int:
+    def run_event(self, event: WorkloadEvent) -> int:
         """Return how many tokens were compared."""
         if event.kind == "admit" and not self.current:
             self.current = list(event.numbers)
-            self.filled.begin(event.numbers[0], (PREFIXES + event.prefix, event.shared))
+            self.filled.start_content(event.numbers[0], (PREFIXES + event.prefix, event.shared))
             for start in range(0, event.tokens, 512):  # a prompt is appended in chunks
                 self.filled.append(min(512, event.tokens - start))
         elif list(event.numbers) != self.current:
@@ -65,9 +65,9 @@ class StreamDriver:
         elif event.kind == "step" and self.fits(event.numbers):
             self.filled.append(1)
         elif event.kind == "look":
-            self.filled.look()
+            self.filled.assert_content()
             return self.filled.count
         elif event.kind == "drop":
-            self.filled.forget()
+            self.filled.clear()
             self.current = []
         return 0

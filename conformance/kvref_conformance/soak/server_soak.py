@@ -10,15 +10,15 @@ from kvref_canary.diagnosis.case import RequestHistory
 from kvref_canary.diagnosis.diagnose import diagnose
 from kvref_canary.server.completions import Completion, CompletionClient
 from kvref_canary.server.errors import ServerError
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.soak.server_statistics import ServerStatistics, WrongAnswer
 from kvref_conformance.soak.server_workload import CompletionRequest, RequestWorkload
 
-EXPLAINED = 3  # number of wrong answers to diagnose
-OTHERS = 24  # recently ended requests whose tokens a wrong answer may contain
-SHOWN = 16  # tokens from the first wrong one on
-AFTER_A_FAILURE = 0.1  # seconds that a worker pauses
-GONE = 10  # consecutive failures to connect, per worker, after which a server counts as gone
+MAX_EXPLAINED = 3  # number of wrong answers to diagnose
+MAX_OTHERS = 24  # recently ended requests whose tokens a wrong answer may contain
+MAX_SHOWN = 16  # tokens from the first wrong one on
+PAUSE_AFTER_FAILURE = 0.1  # seconds that a worker pauses
+FAILURES_UNTIL_GONE = 10  # consecutive failures to connect, per worker, after which a server counts as gone
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ServerSoak:
         self.figures = ServerStatistics()
         self._asker, self._workload, self._concurrency = asker, RequestWorkload(asker.canary, seed), concurrency
         self._running: dict[int, CompletionRequest] = {}
-        self._ended: deque[RequestHistory] = deque(maxlen=OTHERS)
-        self._puzzles = list[WrongCompletion]()
+        self._recent: deque[RequestHistory] = deque(maxlen=MAX_OTHERS)
+        self._wrong_completions = list[WrongCompletion]()
         self._unconnected = 0  # consecutive failures to connect
 
     async def run(self, seconds: float) -> None:
@@ -53,8 +53,8 @@ class ServerSoak:
 
     def explain(self) -> None:
         """Diagnose some wrong answers: which request their tokens belong to. Takes seconds."""
-        self.figures.wrong = [puzzle.wrong for puzzle in self._puzzles]
-        for puzzle in self._puzzles:
+        self.figures.wrong = [puzzle.wrong for puzzle in self._wrong_completions]
+        for puzzle in self._wrong_completions:
             puzzle.wrong.finding = str(diagnose(self._asker.canary, puzzle.request, puzzle.said, puzzle.others) or "")
 
     async def _work(self) -> None:
@@ -67,8 +67,8 @@ class ServerSoak:
             except NotOffered:  # raised only for several answers
                 self._workload.several = False
             except ServerError as error:
-                self._failed(error)
-                await asyncio.sleep(AFTER_A_FAILURE)
+                self._count_failure(error)
+                await asyncio.sleep(PAUSE_AFTER_FAILURE)
             except asyncio.CancelledError:
                 self.figures.open.append(time.monotonic() - began)
                 raise
@@ -78,23 +78,23 @@ class ServerSoak:
     async def _serve(self, request: CompletionRequest) -> None:
         """Raises ServerError and NotOffered."""
         if request.kind == "cut off":
-            heard = await self._asker.cut_off(request.prompt, request.count)
-            self._look(request, heard, Completion())
-            self._done(request, heard)
+            heard = await self._asker.cancel_midway(request.prompt, request.count)
+            self._check_answer(request, heard, Completion())
+            self._end_request(request, heard)
             return
         if request.kind == "several":
-            answer = await self._asker.several(request.prompt, request.n, request.count)
+            answer = await self._asker.generate_several(request.prompt, request.n, request.count)
         else:
-            answer = await self._asker.ask(request.prompt, request.count, request.stream)
+            answer = await self._asker.complete(request.prompt, request.count, request.stream)
         said = [self._asker.tokens(answer, choice, request.count) for choice in range(request.n)]
-        self._took(answer)
+        self._add_latency(answer)
         for each in said:
-            self._look(request, each, answer)
-        self._done(request, said[0])
+            self._check_answer(request, each, answer)
+        self._end_request(request, said[0])
 
-    def _look(self, request: CompletionRequest, said: list[int], answer: Completion) -> None:
+    def _check_answer(self, request: CompletionRequest, said: list[int], answer: Completion) -> None:
         """Compare each token with the right one."""
-        right, oracle = self._workload.right(request, said)
+        right, oracle = self._workload.expected_tokens(request, said)
         wrong = [at for at, want in enumerate(right) if want not in (None, said[at])]
         figures, moment = self.figures, self.figures.timeline.at(self._now())
         uncertain = right.count(None)
@@ -102,27 +102,31 @@ class ServerSoak:
         figures.uncertain += uncertain
         moment.tokens += len(said) - uncertain
         if not wrong:
-            self._workload.answered(request, said, oracle)
+            self._workload.add_answer(request, said, oracle)
             return
         figures.wrong_tokens += len(wrong)
         moment.wrong += len(wrong)
         figures.wrong_requests += 1
-        if len(self._puzzles) == EXPLAINED and len(wrong) > min(each.wrong.tokens for each in self._puzzles):
-            self._puzzles.remove(min(self._puzzles, key=lambda each: each.wrong.tokens))  # more wrong tokens are more informative
-        if len(self._puzzles) < EXPLAINED:
-            self._puzzles.append(self._puzzle(request, said, answer, wrong, right))
+        if len(self._wrong_completions) == MAX_EXPLAINED and len(wrong) > min(
+            each.wrong.tokens for each in self._wrong_completions
+        ):
+            self._wrong_completions.remove(
+                min(self._wrong_completions, key=lambda each: each.wrong.tokens)
+            )  # more wrong tokens are more informative
+        if len(self._wrong_completions) < MAX_EXPLAINED:
+            self._wrong_completions.append(self._record_wrong(request, said, answer, wrong, right))
 
-    def _puzzle(
+    def _record_wrong(
         self, request: CompletionRequest, said: list[int], answer: Completion, wrong: list[int], right: list[int | None]
     ) -> WrongCompletion:
-        shown = slice(wrong[0], wrong[0] + SHOWN)
+        shown = slice(wrong[0], wrong[0] + MAX_SHOWN)
         name, prompt = str(request.number), len(request.prompt)
         found = WrongAnswer(name, request.kind, prompt, len(wrong), wrong[0], right[shown], said[shown])
         events = ((answer.cached, f"a prefix hit of {answer.cached} tokens"),) if answer.cached else ()
-        others = [_told(each) for number, each in self._running.items() if number != request.number]
-        return WrongCompletion(found, replace(_told(request), events=events), said, [*others, *self._ended])
+        others = [_history_of(each) for number, each in self._running.items() if number != request.number]
+        return WrongCompletion(found, replace(_history_of(request), events=events), said, [*others, *self._recent])
 
-    def _took(self, answer: Completion) -> None:
+    def _add_latency(self, answer: Completion) -> None:
         self.figures.total.add(answer.total)
         if answer.first is not None:
             self.figures.first.add(answer.first)
@@ -131,11 +135,11 @@ class ServerSoak:
             self.figures.cached_tokens = (self.figures.cached_tokens or 0) + answer.cached
             self.figures.prompt_tokens += answer.prompt_tokens
 
-    def _done(self, request: CompletionRequest, said: Sequence[int]) -> None:
+    def _end_request(self, request: CompletionRequest, said: Sequence[int]) -> None:
         self.figures.requests[request.kind] += 1
-        self._ended.append(RequestHistory(f"request {request.number}", [*request.prompt, *said], ended=True))
+        self._recent.append(RequestHistory(f"request {request.number}", [*request.prompt, *said], ended=True))
 
-    def _failed(self, error: ServerError) -> None:
+    def _count_failure(self, error: ServerError) -> None:
         if error.no_room:
             self.figures.refused += 1
             return
@@ -143,7 +147,7 @@ class ServerSoak:
         self.figures.examples.setdefault(error.kind, str(error))
         self.figures.timeline.at(self._now()).failed += 1
         self._unconnected = self._unconnected + 1 if error.kind == "no connection" else 0
-        self.figures.gone = self._unconnected >= GONE * self._concurrency
+        self.figures.gone = self._unconnected >= FAILURES_UNTIL_GONE * self._concurrency
 
     def _now(self) -> float:
         """Seconds since the beginning."""
@@ -151,5 +155,5 @@ class ServerSoak:
         return self.figures.seconds
 
 
-def _told(request: CompletionRequest) -> RequestHistory:
+def _history_of(request: CompletionRequest) -> RequestHistory:
     return RequestHistory(f"request {request.number}", request.prompt)

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-FINENESS = math.log(1.05)  # logarithmic bin width of latencies: a percentile is accurate within 3 %
-POINTS = 400  # maximum number of moments in a timeline
+BUCKET_WIDTH = math.log(1.05)  # logarithmic bin width of latencies: a percentile is accurate within 3 %
+MAX_POINTS = 400  # maximum number of moments in a timeline
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Latencies:
     counts: Counter[int] = field(default_factory=Counter)
 
     def add(self, seconds: float) -> None:
-        self.counts[round(math.log(max(seconds, 1e-6)) / FINENESS)] += 1
+        self.counts[round(math.log(max(seconds, 1e-6)) / BUCKET_WIDTH)] += 1
 
     def percentile(self, percent: float) -> float | None:
         """Return the seconds that `percent` percent do not exceed; None if there are none."""
@@ -24,7 +24,7 @@ class Latencies:
         for step in sorted(self.counts):
             left -= self.counts[step]
             if left <= 0:
-                return math.exp(step * FINENESS)
+                return math.exp(step * BUCKET_WIDTH)
         return None
 
     def document(self) -> dict[str, float | None]:
@@ -53,7 +53,7 @@ class Timeline:
     moments: list[TimelinePoint] = field(default_factory=list)
 
     def at(self, seconds: float) -> TimelinePoint:
-        while seconds >= self.width * POINTS:
+        while seconds >= self.width * MAX_POINTS:
             pairs = zip(self.moments[::2], [*self.moments[1::2], TimelinePoint()], strict=False)
             self.moments, self.width = [first + second for first, second in pairs], 2 * self.width
         while len(self.moments) <= int(seconds / self.width):

@@ -12,12 +12,12 @@ from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
 # Relative frequency of each kind. branch: two concurrent requests that continue the same conversation with different words.
 # cut off: a stream that is closed in the middle. several: more than one answer to a request.
 KINDS = {"new": 3, "prefix": 3, "goes on": 4, "branch": 2, "changed": 2, "long": 1, "cut off": 2, "several": 1}
-FEW = 8  # maximum number of words that a branch appends
-ALPHABETS = 8  # disjoint shares of the words: a conversation uses one
-PREFIXES = 4  # system prompts
-KEPT = 64  # conversations that may be continued
-MEDIAN, SCATTER = 40.0, 0.8  # median tokens of a turn and of an answer beyond the least; sigma of their logarithms
-ANSWERS = 3  # per request of kind "several"
+MIN_TOKENS = 8  # maximum number of words that a branch appends
+NUM_ALPHABETS = 8  # disjoint shares of the words: a conversation uses one
+NUM_PREFIXES = 4  # system prompts
+MAX_SESSIONS = 64  # conversations that may be continued
+MEDIAN_LENGTH, LENGTH_SIGMA = 40.0, 0.8  # median tokens of a turn and of an answer beyond the least; sigma of their logarithms
+MAX_ANSWERS = 3  # per request of kind "several"
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class RequestWorkload:
         self.several = True  # False once the server has rejected several answers
         self._rng = np.random.default_rng(seed)
         self._drawn = 0
-        self._going: deque[ChatSession] = deque(maxlen=KEPT)
+        self._going: deque[ChatSession] = deque(maxlen=MAX_SESSIONS)
         self._twin: ChatSession | None = None  # the last request and the next one branch from it
-        self._begin = self._grown(ChatSession([], Oracle(canary), 0), [BOS])
-        self._prefixes = [self._prefix(number) for number in range(PREFIXES)]
+        self._begin = self._extend(ChatSession([], Oracle(canary), 0), [BOS])
+        self._prefixes = [self._prefix(number) for number in range(NUM_PREFIXES)]
 
     def draw(self) -> CompletionRequest:
         """The next request."""
@@ -62,22 +62,22 @@ class RequestWorkload:
         shares = np.array([KINDS[kind] for kind in kinds], float)
         kind = "branch" if self._twin else str(self._rng.choice(kinds, p=shares / shares.sum()))
         number, self._drawn = self._drawn, self._drawn + 1
-        base, shared, more = self._begun(kind, number % ALPHABETS)
+        base, shared, more = self._choose_base(kind, number % NUM_ALPHABETS)
         prompt = [*base.tokens[:shared], *more][: self.room - 1]
         if self.canary.recalls:  # it repeats the word after an earlier occurrence
-            prompt = self._asking(prompt, shared)
+            prompt = self._prompt_of(prompt, shared)
         least = self.canary.period if kind == "branch" else 1  # so that every token after the fork is read
         count = min(self._length(least), self.room - len(prompt))
         stream = kind == "cut off" or (kind != "several" and bool(self._rng.integers(2)))
-        return CompletionRequest(number, kind, prompt, count, base, shared, stream, ANSWERS if kind == "several" else 1)
+        return CompletionRequest(number, kind, prompt, count, base, shared, stream, MAX_ANSWERS if kind == "several" else 1)
 
-    def right(self, request: CompletionRequest, said: Sequence[int]) -> tuple[list[int | None], Oracle]:
+    def expected_tokens(self, request: CompletionRequest, said: Sequence[int]) -> tuple[list[int | None], Oracle]:
         """Return the right token at each place of the answer (None if it depends on rounding), and the oracle after all."""
         oracle = request.base.oracle.upto(request.shared)
         told = oracle.extend([*request.prompt[request.shared :], *said])
         return told[len(request.prompt) - request.shared - 1 :][: len(said)], oracle
 
-    def answered(self, request: CompletionRequest, said: Sequence[int], oracle: Oracle) -> None:
+    def add_answer(self, request: CompletionRequest, said: Sequence[int], oracle: Oracle) -> None:
         """Keep the conversation for later requests, if there is room."""
         tokens = [*request.prompt, *said]
         if len(tokens) < self.room - 1:  # a token more, and an answer
@@ -88,12 +88,12 @@ class RequestWorkload:
             return bool(self._going)
         return kind != "several" or self.several
 
-    def _begun(self, kind: str, alphabet: int) -> tuple[ChatSession, int, list[int]]:
+    def _choose_base(self, kind: str, alphabet: int) -> tuple[ChatSession, int, list[int]]:
         """Return the conversation that a request continues, how many of its tokens, and the tokens after them."""
         if kind == "branch":
             base = self._twin or self._going[int(self._rng.integers(len(self._going)))]
             self._twin = None if self._twin else base
-            return base, len(base.tokens), self._words(int(self._rng.integers(1, FEW + 1)), alphabet)
+            return base, len(base.tokens), self._words(int(self._rng.integers(1, MIN_TOKENS + 1)), alphabet)
         if kind in ("goes on", "changed"):
             place = int(self._rng.integers(len(self._going)))
             base = self._going[place]
@@ -107,24 +107,24 @@ class RequestWorkload:
             shared = int(self._rng.integers(least, len(base.tokens)))
             return base, shared, [*self._words(1, alphabet), *base.tokens[shared + 1 :]]
         if kind == "prefix":
-            base = self._prefixes[int(self._rng.integers(PREFIXES))]
+            base = self._prefixes[int(self._rng.integers(NUM_PREFIXES))]
             return base, len(base.tokens), self._words(self._length(1), alphabet)  # often short enough to read the prefix
         least = int(self._rng.integers(self.room // 2, self.room)) if kind == "long" else self._length(self.canary.period)
         return ChatSession(self._begin.tokens, self._begin.oracle, alphabet), 1, self._words(least, alphabet)
 
     def _prefix(self, number: int) -> ChatSession:
         length = min(self.room // 3, int(self._rng.integers(16, 200)))
-        return self._grown(self._begin, self._words(length, number))
+        return self._extend(self._begin, self._words(length, number))
 
-    def _grown(self, base: ChatSession, more: list[int]) -> ChatSession:
+    def _extend(self, base: ChatSession, more: list[int]) -> ChatSession:
         oracle = base.oracle.upto(len(base.tokens))
         oracle.extend(more)
         return ChatSession([*base.tokens, *more], oracle, base.alphabet)
 
     def _length(self, least: int) -> int:
-        return least + int(self._rng.lognormal(math.log(MEDIAN), SCATTER))
+        return least + int(self._rng.lognormal(math.log(MEDIAN_LENGTH), LENGTH_SIGMA))
 
-    def _asking(self, prompt: list[int], shared: int) -> list[int]:
+    def _prompt_of(self, prompt: list[int], shared: int) -> list[int]:
         """Return a prompt that ends with one of its earlier words. Words after the shared ones are new, if there are enough."""
         fresh = [word for word in range(FIRST_WORD, FIRST_WORD + self.canary.words) if word not in prompt[:shared]]
         drawn = [int(word) for word in self._rng.permutation(fresh)][: len(prompt) - shared - 1]
@@ -132,5 +132,5 @@ class RequestWorkload:
         return [*told, told[int(self._rng.integers(len(told) // 4, len(told)))]]
 
     def _words(self, count: int, alphabet: int) -> list[int]:
-        share = self.canary.words // ALPHABETS
+        share = self.canary.words // NUM_ALPHABETS
         return [FIRST_WORD + alphabet * share + int(word) for word in self._rng.integers(share, size=count)]

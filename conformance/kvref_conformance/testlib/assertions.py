@@ -7,23 +7,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kvref_conformance.calls.derived_operations import refused_whole
-from kvref_conformance.calls.messages import error_of, kinds_of, show
+from kvref_conformance.calls.derived_operations import require_unsplit_error
+from kvref_conformance.calls.messages import error_kinds, format_value, to_call_error
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attention as of_float32
-from kvref_conformance.oracle.attention import rounding
-from kvref_conformance.oracle.formats import ROTATED
+from kvref_conformance.oracle.attention import output_rounding
+from kvref_conformance.oracle.formats import ROTATED_FORMATS
 from kvref_conformance.oracle.formats.hadamard_rotation import block_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.formats.small_floats import round_to
-from kvref_conformance.outcome import Broken, NotOffered
 
-LOUD, LOUDER = 2.0, 4.0  # key values: for the visible tokens at the ends of a range, and for the hidden tokens just past them
+LOUD_FACTOR, LOUDER_FACTOR = (
+    2.0,
+    4.0,
+)  # key values: for the visible tokens at the ends of a range, and for the hidden tokens just past them
 LOUD_SCALE = 40.0  # the softmax scale at which a LOUD token dominates all others, and a LOUDER one dominates LOUD ones
 
 
-def normal(subject: Subject, *shape: int) -> NDArray:
+def normal_rows(subject: Subject, *shape: int) -> NDArray:
     """Normally distributed float32 values that are exact in the subject's dtype."""
     return round_to(subject.rng.normal(size=shape).astype(np.float32), subject.dtype)
 
@@ -33,12 +36,12 @@ def expected_attention(
 ) -> tuple[NDArray, NDArray]:
     """The expected output and its error bound, which includes the rounding of the result to the subject's dtype."""
     want, bound = of_float32(query, keys, values, **options)
-    return want, bound + rounding(want, bound, subject.dtype)
+    return want, bound + output_rounding(want, bound, subject.dtype)
 
 
-def queries(subject: Subject, count: int) -> NDArray:
+def random_queries(subject: Subject, count: int) -> NDArray:
     """Queries float32 [count, query heads, dim], with two query heads per kv head if the limits allow it."""
-    return normal(subject, count, subject.heads * subject.size("group_size", 2), subject.dim)
+    return normal_rows(subject, count, subject.heads * subject.size("group_size", 2), subject.dim)
 
 
 def default_scale(subject: Subject) -> float:
@@ -46,23 +49,23 @@ def default_scale(subject: Subject) -> float:
     return 2.5 / subject.dim
 
 
-def loud_at_ends(count: int, heads: int, dim: int, views: Sequence[NDArray]) -> NDArray:
+def keys_loud_at_view_ends(count: int, heads: int, dim: int, views: Sequence[NDArray]) -> NDArray:
     """Keys float32 [count, heads, dim] for which attention changes clearly if a view has one token too many or too few.
 
     views: arrays of the positions that a query must see. Element i of the keys is for view i: the query for it is 1 at element i
-    and 0 elsewhere (`looking_at`), at LOUD_SCALE. Visible tokens next to a hidden one have LOUD there, and the hidden neighbors
-    LOUDER. If a hidden neighbor is visible by mistake, it dominates the output.
+    and 0 elsewhere (`one_hot_queries`), at LOUD_SCALE. Visible tokens next to a hidden one have LOUD there, and the hidden
+    neighbors LOUDER. If a hidden neighbor is visible by mistake, it dominates the output.
     """
     keys = np.zeros((count, heads, dim), np.float32)
     for element, view in enumerate(views):
         near = {*view.tolist()}
         past = {at + side for at in near for side in (-1, 1) if 0 <= at + side < count} - near
-        keys[[at for at in near if {at - 1, at + 1} - near], :, element] = LOUD
-        keys[list(past), :, element] = LOUDER
+        keys[[at for at in near if {at - 1, at + 1} - near], :, element] = LOUD_FACTOR
+        keys[list(past), :, element] = LOUDER_FACTOR
     return keys
 
 
-def looking_at(elements: Sequence[int | None], heads: int, dim: int) -> NDArray:
+def one_hot_queries(elements: Sequence[int | None], heads: int, dim: int) -> NDArray:
     """Queries float32 [n, heads, dim]: row n is 1 at element elements[n] and 0 elsewhere; for None it is 0 everywhere."""
     query = np.zeros((len(elements), heads, dim), np.float32)
     for row, element in enumerate(elements):
@@ -71,41 +74,41 @@ def looking_at(elements: Sequence[int | None], heads: int, dim: int) -> NDArray:
     return query
 
 
-# Assertions for checks: each raises Broken with the expected and the actual value.
+# Assertions for checks: each raises ClauseViolation with the expected and the actual value.
 #
 # The parameter `got` is a result of an implementation, which may be any object, so its type is Any.
 
 
 def assert_equal(got: Any, want: Any, what: str) -> None:
-    """Raise Broken unless two plain values (numbers, strings, lists of integers) are equal."""
+    """Raise ClauseViolation unless two plain values (numbers, strings, lists of integers) are equal."""
     got = got.item() if isinstance(got, np.ndarray) and got.ndim == 0 else got
     if got != want:
-        raise Broken(what, show(want), show(got))
+        raise ClauseViolation(what, format_value(want), format_value(got))
 
 
-def true(condition: Any, what: str, expected: str, got: Any) -> None:
-    """Raise Broken unless the condition is true."""
+def assert_true(condition: Any, what: str, expected: str, got: Any) -> None:
+    """Raise ClauseViolation unless the condition is true."""
     if not condition:
-        raise Broken(what, expected, show(got))
+        raise ClauseViolation(what, expected, format_value(got))
 
 
-def shaped(got: Any, shape: tuple[int, ...], what: str) -> NDArray:
-    """The result as an array. Raises Broken if its shape is another, or if it is float64."""
+def assert_shape(got: Any, shape: tuple[int, ...], what: str) -> NDArray:
+    """The result as an array. Raises ClauseViolation if its shape is another, or if it is float64."""
     array = np.asarray(got)
     if isinstance(got, np.ndarray) and got.dtype == np.float64:  # converting it to float32 here would hide missing rounding
-        raise Broken(what, "float32 or a narrower float", "float64")
+        raise ClauseViolation(what, "float32 or a narrower float", "float64")
     if array.shape != tuple(shape):
-        raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}")
+        raise ClauseViolation(what, f"shape {list(shape)}", f"shape {list(array.shape)}")
     return array
 
 
 def assert_same(got: Any, want: NDArray | np.generic, what: str) -> None:
-    """Raise Broken unless two arrays have the same shape and the same bits. All NaNs are equal; -0 and 0 differ."""
+    """Raise ClauseViolation unless two arrays have the same shape and the same bits. All NaNs are equal; -0 and 0 differ."""
     want = np.asarray(want)
-    got = shaped(got, want.shape, what)
+    got = assert_shape(got, want.shape, what)
     if want.dtype.kind == "f":
         if got.dtype.kind != "f":
-            raise Broken(what, "float32 or a narrower float", str(got.dtype))
+            raise ClauseViolation(what, "float32 or a narrower float", str(got.dtype))
         want, got = want.astype(np.float32), got.astype(np.float32)
         differs = (got.view(np.uint32) != want.view(np.uint32)) & ~(np.isnan(got) & np.isnan(want))
     else:
@@ -114,28 +117,28 @@ def assert_same(got: Any, want: NDArray | np.generic, what: str) -> None:
 
 
 def assert_within(got: Any, want: ArrayLike, bound: ArrayLike, what: str) -> None:
-    """Raise Broken unless |got - want| <= bound for each element, computed in float64."""
+    """Raise ClauseViolation unless |got - want| <= bound for each element, computed in float64."""
     want = np.asarray(want, dtype=np.float64)
-    got = shaped(got, want.shape, what)
+    got = assert_shape(got, want.shape, what)
     bound = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
     differs = ~(np.abs(got.astype(np.float64) - want) <= bound)
     _raise_at(differs, got, want, what, " within {}", bound)
 
 
 def assert_pair(got: Any, want: tuple[NDArray, NDArray], what: str) -> None:
-    """Raise Broken unless keys and values are the same to the bit."""
+    """Raise ClauseViolation unless keys and values are the same to the bit."""
     assert_same(got[0], want[0], f"keys of {what}")
     assert_same(got[1], want[1], f"values of {what}")
 
 
-def reads(subject: Subject, got: Any, want: tuple[ExpectedReads, ExpectedReads], what: str, format: str = "") -> None:
-    """Apply `read` to keys and values."""
+def assert_reads(subject: Subject, got: Any, want: tuple[ExpectedReads, ExpectedReads], what: str, format: str = "") -> None:
+    """Apply `assert_read` to keys and values."""
     for name, part, wanted in zip(("keys", "values"), got, want, strict=True):
-        read(subject, part, wanted, f"{name} of {what}", format)
+        assert_read(subject, part, wanted, f"{name} of {what}", format)
 
 
-def read(subject: Subject, got: Any, want: ExpectedReads, what: str, format: str = "") -> None:
-    """Raise Broken unless the result equals the oracle's: to the bit, or within its slack if the level is tolerant.
+def assert_read(subject: Subject, got: Any, want: ExpectedReads, what: str, format: str = "") -> None:
+    """Raise ClauseViolation unless the result equals the oracle's: to the bit, or within its slack if the level is tolerant.
 
     At level tolerant, the error of each block of a rotated format is limited too (FMT-ROT-05).
     """
@@ -143,12 +146,14 @@ def read(subject: Subject, got: Any, want: ExpectedReads, what: str, format: str
         assert_same(got, want.values, what)
     else:
         assert_within(got, want.values, want.slack, what)
-        if format in ROTATED and want.values.size:
-            within_lengths(got, want.values, want.slack, what)
+        if format in ROTATED_FORMATS and want.values.size:
+            assert_within_norm(got, want.values, want.slack, what)
 
 
-def within_lengths(got: Any, want: NDArray, bound: NDArray, what: str) -> None:
-    """Raise Broken unless the l2 norm of the error of each rotated block is at most the largest bound in it (FMT-ROT-05)."""
+def assert_within_norm(got: Any, want: NDArray, bound: NDArray, what: str) -> None:
+    """Raise ClauseViolation unless the l2 norm of the error of each rotated block is at most the largest bound in it
+    (FMT-ROT-05).
+    """
     block = block_of(want.shape[-1])
     length = np.linalg.norm((np.asarray(got).astype(np.float64) - want).reshape(-1, block), axis=1)
     most = np.asarray(bound, np.float64).reshape(-1, block).max(axis=1)
@@ -157,39 +162,41 @@ def within_lengths(got: Any, want: NDArray, bound: NDArray, what: str) -> None:
 
 @contextmanager
 def may_raise(kind: str) -> Iterator[None]:
-    """Raise Broken unless the block raises an error of this kind, or none."""
+    """Raise ClauseViolation unless the block raises an error of this kind, or none."""
     try:
         yield
-    except (NotOffered, Broken):
+    except (NotOffered, ClauseViolation):
         raise
     except Exception as error:
-        refused_whole(error)
-        if kind not in kinds_of(error):
-            raise Broken("", f"{kind} or no error", f"{type(error).__name__}: {error_of(error).message}") from error
+        require_unsplit_error(error)
+        if kind not in error_kinds(error):
+            raise ClauseViolation("", f"{kind} or no error", f"{type(error).__name__}: {to_call_error(error).message}") from error
 
 
 @contextmanager
 def raises(*kinds: str) -> Iterator[None]:
-    """Raise Broken unless the block raises an error of one of these kinds (class names, as in kvref.errors)."""
+    """Raise ClauseViolation unless the block raises an error of one of these kinds (class names, as in kvref.errors)."""
     wanted = "an error" if kinds == ("Exception",) else " or ".join(kinds)
     try:
         yield
-    except (NotOffered, Broken):
+    except (NotOffered, ClauseViolation):
         raise
     except Exception as error:
-        refused_whole(error)
-        if not set(kinds) & set(kinds_of(error)):
-            raise Broken("", f"{wanted} to be raised", f"{type(error).__name__}: {error_of(error).message}") from error
+        require_unsplit_error(error)
+        if not set(kinds) & set(error_kinds(error)):
+            raise ClauseViolation(
+                "", f"{wanted} to be raised", f"{type(error).__name__}: {to_call_error(error).message}"
+            ) from error
     else:
-        raise Broken("", f"{wanted} to be raised", "no error")
+        raise ClauseViolation("", f"{wanted} to be raised", "no error")
 
 
 def _raise_at(differs: NDArray, got: NDArray, want: NDArray, what: str, suffix: str, *details: NDArray) -> None:
     if not differs.any():
         return
     if want.size <= 8:
-        raise Broken(what, show(want) + suffix.format(*map(show, details)), show(got))
+        raise ClauseViolation(what, format_value(want) + suffix.format(*map(format_value, details)), format_value(got))
     index = tuple(int(i) for i in np.argwhere(differs)[0])
     at = f"{what}[{', '.join(map(str, index))}] ({int(differs.sum())} of {differs.size} differ)"
     one = [repr(float(each[index])) for each in details]
-    raise Broken(at, repr(want[index].item()) + suffix.format(*one), repr(got[index].item()))
+    raise ClauseViolation(at, repr(want[index].item()) + suffix.format(*one), repr(got[index].item()))

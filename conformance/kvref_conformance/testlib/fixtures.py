@@ -7,21 +7,29 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import error_of
+from kvref_conformance.calls.messages import to_call_error
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, PLAIN, SCALED, either, has
+from kvref_conformance.oracle.formats import (
+    DRIFTING_FORMAT,
+    FORMAT_KINDS,
+    GROUP_FORMATS,
+    PLAIN_FORMATS,
+    SCALED_FORMATS,
+    describe_formats,
+    includes_format,
+)
 from kvref_conformance.oracle.formats.small_floats import round_to
-from kvref_conformance.oracle.model_runner import MADE
-from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.oracle.model_runner import EXPECTED_OBJECT
 from kvref_conformance.testlib.assertions import raises
 
-FEW = 6  # the number of FMT-GROUP formats that a check samples
+SAMPLE_SIZE = 6  # the number of FMT-GROUP formats that a check samples
 
 
-def new(subject: Subject, family: str, **changes: Any) -> ObjectProxy:
+def new_object(subject: Subject, family: str, **changes: Any) -> ObjectProxy:
     """Create a small object of the family. Raises NotOffered if the family or a format is missing."""
     subject.factory(family)  # so that a missing family is reported before a missing format
     return construct(subject, family, **clamp_to_limits(subject, family, **changes))
@@ -33,10 +41,10 @@ def clamp_to_limits(subject: Subject, family: str, **changes: Any) -> dict[str, 
     config = record.small | changes
     config |= subject.limits.sizes(record, config)
     for name, among in record.formats.items():
-        if record.small[name] in PLAIN:  # checks that do not choose a format expect exactly the values that they wrote
-            among = [each for each in among if each not in SCALED]
+        if record.small[name] in PLAIN_FORMATS:  # checks that do not choose a format expect exactly the values that they wrote
+            among = [each for each in among if each not in SCALED_FORMATS]
         wanted = (changes[name],) if name in changes else dict.fromkeys((record.small[name], *among))
-        taken = formats_of(subject, name, *wanted)
+        taken = supported_formats(subject, name, *wanted)
         config[name] = next((each for each in taken if record.together(config | {name: each})), taken[0])
     if not record.together(config):
         raise NotOffered(f"{family} with consistent sizes within its limits")
@@ -44,18 +52,18 @@ def clamp_to_limits(subject: Subject, family: str, **changes: Any) -> dict[str, 
 
 
 def construct(subject: Subject, family: str, **config: Any) -> ObjectProxy:
-    """Create an object with valid sizes. Raises NotOffered; Broken (LAW-12) if the factory raises."""
+    """Create an object with valid sizes. Raises NotOffered; ClauseViolation (LAW-12) if the factory raises."""
     try:
         return subject.new(family, **config)
-    except (Broken, NotOffered):
+    except (ClauseViolation, NotOffered):
         raise
     except Exception as error:
-        said = error_of(error)
+        said = to_call_error(error)
         got = f"{said.kind}: {said.message}"
-        raise Broken(f"{family}.new", MADE, got, "LAW-12", said.where) from error
+        raise ClauseViolation(f"{family}.new", EXPECTED_OBJECT, got, "LAW-12", said.where) from error
 
 
-def at_least(cache: ObjectProxy, **sizes: int) -> None:
+def require_sizes(cache: ObjectProxy, **sizes: int) -> None:
     """Raise NotOffered if the limits reduced a size of the cache below what a check needs."""
     for name, size in sizes.items():
         if cache.config[name] < size:
@@ -65,35 +73,38 @@ def at_least(cache: ObjectProxy, **sizes: int) -> None:
 def supports(subject: Subject, name: str, value: Any) -> bool:
     """Whether the implementation supports this value of a size or format of the check's family."""
     if not isinstance(value, str):
-        return subject.limits.of(subject.family, name).allows(value)
-    return subject.limits.takes(subject.family, name, value)
+        return subject.limits.limit(subject.family, name).allows(value)
+    return subject.limits.allows_format(subject.family, name, value)
 
 
-def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
+def supported_formats(subject: Subject, name: str, *wanted: str) -> list[str]:
     """The supported ones among the wanted formats, for a size of the check's family. Raises NotOffered if there are none."""
-    limit, had = subject.limits.of(subject.family, name), [each for each in wanted if has(subject.implementation.formats, each)]
+    limit, had = (
+        subject.limits.limit(subject.family, name),
+        [each for each in wanted if includes_format(subject.implementation.formats, each)],
+    )
     if had and not any(limit.allows(each) for each in had):
-        raise NotOffered(f"{either(wanted).replace('format', name, 1)}, where its limits say {limit}")
+        raise NotOffered(f"{describe_formats(wanted).replace('format', name, 1)}, where its limits say {limit}")
     if found := [each for each in wanted if supports(subject, name, each)]:
         return found
-    raise NotOffered(either(wanted))
+    raise NotOffered(describe_formats(wanted))
 
 
 def sample_formats(subject: Subject, formats: list[str]) -> list[str]:
     """The formats with only FEW of the similar formats of FMT-GROUP. Each check samples different ones."""
-    many = [name for name in formats if name in GROUPS]
-    kept = set(subject.rng.choice(many, FEW, replace=False).tolist()) if len(many) > FEW else set(many)
+    many = [name for name in formats if name in GROUP_FORMATS]
+    kept = set(subject.rng.choice(many, SAMPLE_SIZE, replace=False).tolist()) if len(many) > SAMPLE_SIZE else set(many)
     return [name for name in formats if name not in many or name in kept]
 
 
-def one_of_each_kind(subject: Subject, name: str) -> list[str]:
+def one_format_per_kind(subject: Subject, name: str) -> list[str]:
     """Formats with scales for a size of the check's family: one supported format per kind (KINDS), sampled per check.
 
     If supported, DRIFTING is added, which shows whether a token is quantized twice.
     """
     among = all_families()[subject.family].formats[name]
-    had = formats_of(subject, name, *(each for each in SCALED if each in among))
-    kinds = [[each for each in kind if each in had] for kind in (*KINDS, (DRIFTING,))]
+    had = supported_formats(subject, name, *(each for each in SCALED_FORMATS if each in among))
+    kinds = [[each for each in kind if each in had] for kind in (*FORMAT_KINDS, (DRIFTING_FORMAT,))]
     return [str(subject.rng.choice(kind)) for kind in kinds if kind]
 
 
@@ -109,7 +120,7 @@ def round_to_input_dtype(subject: Subject, numbers: NDArray) -> NDArray:
     return round_to(numbers.astype(np.float32), subject.dtype)
 
 
-def pair_of_tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> tuple[NDArray, NDArray]:
+def random_pair(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> tuple[NDArray, NDArray]:
     return random_tokens(subject, count, heads, dim), random_tokens(subject, count, heads, dim)
 
 
@@ -118,17 +129,17 @@ def different_size(size: int) -> int:
     return size - 1 or size + 1
 
 
-def blocks_of(cache: ObjectProxy, sequence: int, layer: int) -> list[int]:
+def block_table_of(cache: ObjectProxy, sequence: int, layer: int) -> list[int]:
     """A block table as Python integers. An implementation may return an array."""
     return [int(block) for block in cache.block_table(sequence, layer)]
 
 
-def batch_major(rows: NDArray) -> NDArray:
+def to_batch_major(rows: NDArray) -> NDArray:
     """Transpose tokens [n, heads, dim] to [1, heads, n, dim], the layout of the contiguous cache."""
     return np.ascontiguousarray(rows.transpose(1, 0, 2)[None])
 
 
-def refused(subject: Subject, family: str, **change: Any) -> None:
-    """Raise Broken unless a factory raises ConfigError for the small sizes with this change."""
+def assert_config_error(subject: Subject, family: str, **change: Any) -> None:
+    """Raise ClauseViolation unless a factory raises ConfigError for the small sizes with this change."""
     with raises("ConfigError"):
         subject.new(family, **clamp_to_limits(subject, family) | change)

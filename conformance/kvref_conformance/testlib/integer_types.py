@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.derived_operations import refused_whole
-from kvref_conformance.calls.messages import show
+from kvref_conformance.calls.derived_operations import require_unsplit_error
+from kvref_conformance.calls.messages import format_value
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.assertions import true
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
+from kvref_conformance.testlib.assertions import assert_true
 from kvref_conformance.testlib.fixtures import clamp_to_limits
 
-TYPES = (np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64)
-REFUSED = "an error"
+INTEGER_TYPES = (np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64)
+RAISED = "an error"
 
-Seen = tuple[str, Any]  # a description of an observable, and its value
+Observation = tuple[str, Any]  # a description of an observable, and its value
 
 
 class TypedIntegers:
@@ -29,10 +29,10 @@ class TypedIntegers:
     def __init__(self, subject: Subject, integer: type[Any]) -> None:
         self.subject, self.integer = subject, integer
 
-    def of(self, value: Any) -> Any:
+    def convert(self, value: Any) -> Any:
         """An integer, or each integer of a list, converted to the type if its range allows it; other values unchanged."""
         if isinstance(value, list):
-            return [self.of(each) for each in value]
+            return [self.convert(each) for each in value]
         if type(value) is not int or self.integer is int:
             return value
         limits = np.iinfo(self.integer)
@@ -40,46 +40,48 @@ class TypedIntegers:
 
     def new(self, family: str, **changes: Any) -> ObjectProxy:
         """Create an object with the sizes that are nearest to the wanted ones within the limits."""
-        made: ObjectProxy = self._made(partial(self.subject.new, family), (), clamp_to_limits(self.subject, family, **changes))
+        made: ObjectProxy = self._call_in_both_types(
+            partial(self.subject.new, family), (), clamp_to_limits(self.subject, family, **changes)
+        )
         return made
 
     def call(self, made: ObjectProxy, name: str, *args: Any, **named: Any) -> Any:
         """The result of a method, or REFUSED if it raises with Python integers too."""
         try:
-            return self._made(getattr(made, name), args, named)
-        except (Broken, NotOffered):
+            return self._call_in_both_types(getattr(made, name), args, named)
+        except (ClauseViolation, NotOffered):
             raise
         except Exception as error:
-            refused_whole(error)
-            return REFUSED
+            require_unsplit_error(error)
+            return RAISED
 
-    def _made(self, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _call_in_both_types(self, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         try:
             with np.errstate(over="ignore"):
-                return call(*map(self.of, args), **{name: self.of(value) for name, value in named.items()})
-        except (Broken, NotOffered):
+                return call(*map(self.convert, args), **{name: self.convert(value) for name, value in named.items()})
+        except (ClauseViolation, NotOffered):
             raise
         except Exception as error:
-            refused_whole(error)
+            require_unsplit_error(error)
             return call(*args, **named)
 
 
-def the_same_in_any_type(subject: Subject, script: Callable[[TypedIntegers], Iterator[Seen]]) -> None:
-    """Raise Broken if a script yields other results with integers of a NumPy type than with Python integers.
+def assert_same_for_integer_types(subject: Subject, script: Callable[[TypedIntegers], Iterator[Observation]]) -> None:
+    """Raise ClauseViolation if a script yields other results with integers of a NumPy type than with Python integers.
 
     The script should contain sums beyond the range of 8-bit integers.
     """
-    subject.in_this_process("integers of NumPy's types")
+    subject.require_same_process("integers of NumPy's types")
     plain = list(script(TypedIntegers(subject, int)))
-    for integer in TYPES:
+    for integer in INTEGER_TYPES:
         for (what, got), (_, want) in zip(script(TypedIntegers(subject, integer)), plain, strict=True):
-            wanted = f"{show(want)}, as with Python integers"
-            true(_alike(got, want), f"{what}, with integers of type {integer.__name__}", wanted, got)
+            wanted = f"{format_value(want)}, as with Python integers"
+            assert_true(_equal_results(got, want), f"{what}, with integers of type {integer.__name__}", wanted, got)
 
 
-def _alike(got: Any, want: Any) -> bool:
+def _equal_results(got: Any, want: Any) -> bool:
     if isinstance(want, tuple | list) and isinstance(got, tuple | list):
-        return len(got) == len(want) and all(map(_alike, got, want))
+        return len(got) == len(want) and all(map(_equal_results, got, want))
     if isinstance(want, np.ndarray):
         return isinstance(got, np.ndarray) and np.array_equal(got, want, equal_nan=want.dtype.kind == "f")
     return bool(got == want)

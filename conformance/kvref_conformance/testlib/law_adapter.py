@@ -9,33 +9,33 @@ import numpy as np
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import exactly
+from kvref_conformance.oracle.expectations import exact_reads
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, true
-from kvref_conformance.testlib.fixtures import different_size, new, pair_of_tokens, random_tokens, supports
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true
+from kvref_conformance.testlib.fixtures import different_size, new_object, random_pair, random_tokens, supports
 
 LARGEST_JSON_INTEGER = 2**53 - 1  # the largest integer that every JSON parser represents exactly
 NEGATIVE = (-1, -3, -LARGEST_JSON_INTEGER)
 Counter = tuple[str, Any, float]  # its name, its value, its maximum
 
 
-def tried(call: Callable[..., Any], *args: Any) -> None:
-    """Make a call that may raise any error, or may not be offered. Raises Broken if it does not return."""
+def call_tolerating_errors(call: Callable[..., Any], *args: Any) -> None:
+    """Make a call that may raise any error, or may not be offered. Raises ClauseViolation if it does not return."""
     try:
         call(*args)
-    except Broken:
+    except ClauseViolation:
         raise
     except Exception:
         return
 
 
-def within_bounds(counters: Iterable[Counter], after: str) -> None:
-    """Raise Broken if a counter is negative or exceeds its maximum."""
+def assert_counters_within_bounds(counters: Iterable[Counter], after: str) -> None:
+    """Raise ClauseViolation if a counter is negative or exceeds its maximum."""
     for name, number, most in counters:
-        true(0 <= number <= most, f"{name} after {after}", f"a number in [0, {most}]", number)
+        assert_true(0 <= number <= most, f"{name} after {after}", f"a number in [0, {most}]", number)
 
 
 # The interface through which the laws use a family: tokens are appended, read and cleared, and all state can be observed.
@@ -46,7 +46,7 @@ def within_bounds(counters: Iterable[Counter], after: str) -> None:
 BadCall = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
 
-SHAPE = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window")  # sizes that must match to load a file
+SHAPE_SIZES = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window")  # sizes that must match to load a file
 TRUNCATABLE = 9  # tokens: as many as the checks of `truncate` append, except at production sizes
 MANY_TOKENS = 11  # tokens: more than a block, a tail or an initial capacity contains
 
@@ -58,42 +58,42 @@ class LawAdapter(ABC):
 
     def __init__(self, subject: Subject, **changes: Any) -> None:
         self.subject = subject
-        self.cache: ObjectProxy = new(subject, self.family, **changes)
+        self.cache: ObjectProxy = new_object(subject, self.family, **changes)
         self.config = self.cache.config
-        self.taken = 0  # tokens appended since it was created or cleared
+        self.num_appended = 0  # tokens appended since it was created or cleared
 
-    def fresh(self, **changes: Any) -> "LawAdapter":
+    def new_cache(self, **changes: Any) -> "LawAdapter":
         """A stream of a new cache."""
         return type(self)(self.subject, **changes)
 
-    def another(self) -> "LawAdapter":
+    def sibling(self) -> "LawAdapter":
         """A second stream that shares as much as possible with this one, for example its pool."""
-        return self.fresh()
+        return self.new_cache()
 
     def tokens(self, count: int) -> tuple[NDArray, NDArray]:
         """Random keys and values [n, heads, dim] of `count` tokens. A family may have other parts than keys and values."""
-        return pair_of_tokens(self.subject, count, self.config.get("num_kv_heads"), self.config.get("head_dim"))
+        return random_pair(self.subject, count, self.config.get("num_kv_heads"), self.config.get("head_dim"))
 
-    def laid_out(self, tokens: NDArray) -> NDArray:
+    def to_cache_layout(self, tokens: NDArray) -> NDArray:
         """Tokens [n, heads, dim] in the layout that the cache accepts."""
         return tokens
 
-    def give(self, keys: NDArray | OwnArray, values: NDArray | OwnArray) -> None:
+    def append_arrays(self, keys: NDArray | OwnArray, values: NDArray | OwnArray) -> None:
         """Append arrays that are in the cache's layout already, or for which the cache must raise."""
         self.cache.append(keys, values)
 
     def append(self, keys: NDArray, values: NDArray) -> None:
-        self.need_room(len(keys))
-        self.give(self.laid_out(keys), self.laid_out(values))
-        self.taken += len(keys)
+        self.require_room(len(keys))
+        self.append_arrays(self.to_cache_layout(keys), self.to_cache_layout(values))
+        self.num_appended += len(keys)
 
-    def need_room(self, count: int) -> None:
+    def require_room(self, count: int) -> None:
         """Raise NotOffered if the limits leave no room for `count` more tokens. Uses the check's own count, not the cache's."""
-        if self.subject.limits.declared and (wanted := self.taken + count) > self.room():
+        if self.subject.limits.declared and (wanted := self.num_appended + count) > self.room():
             raise NotOffered(f"room for {wanted} tokens, where its limits leave {self.room()}")
 
     def __len__(self) -> int:
-        with self.subject.looking():
+        with self.subject.quiet_reads():
             return int(self.length())
 
     @abstractmethod
@@ -103,32 +103,32 @@ class LawAdapter(ABC):
         """Keys and values [n, heads, dim]."""
         return tuple(self.cache.read())
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Remove all tokens."""
         self.cache.clear()
-        self.taken = 0
+        self.num_appended = 0
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
         """The expected values of `read` for appended tokens, computed by the oracle, while none is evicted."""
-        return exactly(keys), exactly(values)
+        return exact_reads(keys), exact_reads(values)
 
-    def observe(self) -> dict[str, Any]:
+    def all_observables(self) -> dict[str, Any]:
         """All observables of the stream, by name."""
-        with self.subject.looking():
+        with self.subject.quiet_reads():
             seen: dict[str, Any] = {"length": len(self)}
             seen["keys"], seen["values"] = (np.array(part) for part in self.read())
-            return seen | dict(self.numbers())
+            return seen | dict(self.scalar_observables())
 
     def contents(self) -> dict[str, Any]:
         """The observables that do not depend on how much memory the contents use."""
         memory = ("num_free_blocks", "utilization", "blocks of", "capacity")
-        return {name: value for name, value in self.observe().items() if not name.startswith(memory)}
+        return {name: value for name, value in self.all_observables().items() if not name.startswith(memory)}
 
     @abstractmethod
-    def numbers(self) -> Iterable[tuple[str, Any]]:
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
         """(name, value) of all observables other than the tokens and their number."""
 
-    def attributes(self, *names: str) -> Iterator[tuple[str, Any]]:
+    def offered_attributes(self, *names: str) -> Iterator[tuple[str, Any]]:
         """(name, value) of the attributes that are offered."""
         for name in names:
             try:
@@ -143,25 +143,25 @@ class LawAdapter(ABC):
         """Keys and values of wrong shapes, for which the cache must raise."""
         subject = self.subject
         count = subject.size("tokens", 2)
-        good, more = (self.laid_out(random_tokens(subject, each)) for each in (count, count + 1))
-        few_heads = self.laid_out(random_tokens(subject, count, heads=different_size(subject.heads)))
-        wide = self.laid_out(random_tokens(subject, count, dim=subject.dim + 1))
-        narrow = self.laid_out(random_tokens(subject, count, dim=different_size(subject.dim)))
+        good, more = (self.to_cache_layout(random_tokens(subject, each)) for each in (count, count + 1))
+        few_heads = self.to_cache_layout(random_tokens(subject, count, heads=different_size(subject.heads)))
+        wide = self.to_cache_layout(random_tokens(subject, count, dim=subject.dim + 1))
+        narrow = self.to_cache_layout(random_tokens(subject, count, dim=different_size(subject.dim)))
         bad = [(few_heads, few_heads), (wide, wide), (narrow, narrow), (good, narrow), (good, few_heads)]
         bad += [(good, more)] if subject.size("tokens", count + 1) > count else []
         return [*bad, (good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
 
     # Optional facts. Laws that need a fact do not run on families that do not override its member.
 
-    def out_of_range(self) -> list[BadCall]:
+    def out_of_range_calls(self) -> list[BadCall]:
         """Calls with a layer, head, position or sequence that does not exist."""
         return []
 
-    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+    def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         """Other methods with array arguments, each with lists of arguments in which only a shape is wrong."""
         raise NotImplementedError
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Invalid calls, most of which must raise."""
         raise NotImplementedError
 
@@ -177,11 +177,11 @@ class LawAdapter(ABC):
         """The number of tokens that the stream can contain before an append raises or tokens are evicted."""
         raise NotImplementedError
 
-    def quantizing(self) -> "Iterator[LawAdapter]":
+    def quantizing_streams(self) -> "Iterator[LawAdapter]":
         """New streams that quantize tokens when they are appended, one per format."""
         raise NotImplementedError
 
-    def in_formats(self) -> "Iterator[LawAdapter]":
+    def scaled_format_streams(self) -> "Iterator[LawAdapter]":
         """New streams in formats with scales, one per kind of format, with sizes that are multiples of the format's groups."""
         raise NotImplementedError
 
@@ -194,17 +194,17 @@ class LawAdapter(ABC):
 
     def truncate(self, length: int) -> None:
         self.cache.truncate(*self.truncate_arguments(length))
-        self.taken = length
+        self.num_appended = length
 
     def with_room(self, tokens: int, **changes: Any) -> "LawAdapter":
         """A stream of a new cache, with other sizes if `tokens` tokens do not fit the small ones."""
-        return self.fresh(**(self.sizes_for(tokens) if tokens > TRUNCATABLE else {}) | changes)
+        return self.new_cache(**(self.sizes_for(tokens) if tokens > TRUNCATABLE else {}) | changes)
 
-    def saved(self) -> Any:
+    def save(self) -> Any:
         """The result of `save`, uint8 [n]."""
-        return np.array(self.subject.numpy(self.saved_as_is()))
+        return np.array(self.subject.numpy(self.save_unconverted()))
 
-    def saved_as_is(self) -> Any:
+    def save_unconverted(self) -> Any:
         """The result of `save`, as an array of the implementation's own type."""
         raise NotImplementedError
 
@@ -212,22 +212,22 @@ class LawAdapter(ABC):
         """Load saved data into this stream."""
         raise NotImplementedError
 
-    def elsewhere(self) -> "LawAdapter":
+    def loading_stream(self) -> "LawAdapter":
         """A new stream that can load the data of this one. Sizes that do not matter for loading differ (MOVE-02)."""
-        return self.fresh()
+        return self.new_cache()
 
-    def unlike(self) -> "Iterator[LawAdapter]":
+    def incompatible_streams(self) -> "Iterator[LawAdapter]":
         """New streams that must not load the data of this one: with another layer, head or element, or another format."""
         record = all_families()[self.family]
-        sizes = [(name, self.config[name] + 1) for name in SHAPE if name in self.config]
+        sizes = [(name, self.config[name] + 1) for name in SHAPE_SIZES if name in self.config]
         formats = [(name, each) for name, among in record.formats.items() for each in among if each != self.config[name]]
         for name in dict.fromkeys(name for name, _ in (*sizes, *formats)):
             others = (self.config | {name: value} for each, value in (*sizes, *formats) if each == name)
             fitting = (other for other in others if supports(self.subject, name, other[name]) and record.together(other))
             if (config := next(fitting, None)) is not None:
-                yield self.fresh(**config)
+                yield self.new_cache(**config)
 
-    def read_as_is(self) -> Any:
+    def read_unconverted(self) -> Any:
         """Keys and values as arrays of the implementation's own type, in memory that no later call overwrites."""
         raise NotImplementedError
 
@@ -249,19 +249,19 @@ def wrong_queries(subject: Subject) -> list[NDArray]:
     return [random_tokens(subject, 1, dim=subject.dim + 1), random_tokens(subject, 1)[0], *uneven]
 
 
-def knows(stream: type[LawAdapter], fact: str) -> bool:
+def overrides(stream: type[LawAdapter], fact: str) -> bool:
     """Whether the class overrides an optional member of `LawAdapter`."""
     return getattr(stream, fact) is not getattr(LawAdapter, fact)
 
 
-def filled(stream: LawAdapter, count: int = MANY_TOKENS) -> tuple[LawAdapter, NDArray, NDArray]:
+def fill_stream(stream: LawAdapter, count: int = MANY_TOKENS) -> tuple[LawAdapter, NDArray, NDArray]:
     """Append `count` tokens. Returns the stream and the tokens."""
     keys, values = stream.tokens(count)
     stream.append(keys, values)
     return stream, keys, values
 
 
-def same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> None:
-    """Raise Broken unless two results of `LawAdapter.observe` are equal."""
+def assert_same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> None:
+    """Raise ClauseViolation unless two results of `LawAdapter.observe` are equal."""
     for name in want:
         (assert_same if name in ("keys", "values") else assert_equal)(got[name], want[name], f"{name} {when}")

@@ -8,26 +8,26 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import assert_equal
 from kvref_conformance.testlib.law_adapter import LawAdapter
-from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
+from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
 
-DIMS = (64, 80, 96, 128, 192, 256)
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 BLOCK_SIZES = (16, 32, 64, 128)
 # kv heads x head_dim of Llama 3 and Qwen 3, Gemma 3, Phi 3, GPT-2, a smaller Qwen 3, DeepSeek's latent vectors.
-MODELS = ((8, 128), (4, 256), (32, 96), (12, 64), (4, 128), (1, 576))
-POWERS = (16, 64, 128, 256, 512, 1024, 4096)
-AT_ONCE = 256  # tokens whose content is computed at once, also if they are appended one by one
-CALLS = 1000  # maximum number of appending calls per check if the tokens per call are limited; they take a few seconds
+MODEL_SHAPES = ((8, 128), (4, 256), (32, 96), (12, 64), (4, 128), (1, 576))
+POWERS_OF_TWO = (16, 64, 128, 256, 512, 1024, 4096)
+TOKENS_PER_CALL = 256  # tokens whose content is computed at once, also if they are appended one by one
+MAX_CALLS = 1000  # maximum number of appending calls per check if the tokens per call are limited; they take a few seconds
 
 
-def edges(limit: int, powers: Iterable[int] = POWERS) -> list[int]:
+def power_of_two_edges(limit: int, powers: Iterable[int] = POWERS_OF_TWO) -> list[int]:
     """Powers of two and their neighbors, up to the limit: sizes at which blocks, tables, tiles and integer types end."""
     return [each for power in powers for each in (power - 1, power, power + 1) if each <= limit]
 
 
-def affordable(subject: Subject, tokens: int, times: int = 1) -> int:
+def affordable_tokens(subject: Subject, tokens: int, times: int = 1) -> int:
     """The number of tokens; if the tokens per call are limited, at most as many as CALLS calls append `times` times."""
-    most = subject.limits.of(subject.family, "tokens").largest
-    return tokens if most is None else min(tokens, max(1, CALLS * most // times))
+    most = subject.limits.limit(subject.family, "tokens").largest
+    return tokens if most is None else min(tokens, max(1, MAX_CALLS * most // times))
 
 
 class FilledStream:
@@ -43,7 +43,7 @@ class FilledStream:
         self.shared = 0, 0
         self.written = written or WrittenContent(config["num_kv_heads"], config["head_dim"])
         self._next = range(0)  # the positions whose content is computed
-        self._content: tuple[NDArray, NDArray] = self._worked_out(self._next)
+        self._content: tuple[NDArray, NDArray] = self._expected_content(self._next)
 
     @property
     def room(self) -> int:
@@ -58,33 +58,33 @@ class FilledStream:
         """Append `count` tokens, or fewer if there is less room."""
         count = min(count, self.room - self.count)
         if self.count not in self._next or self.count + count > self._next.stop:
-            self._next = range(self.count, self.count + max(count, min(AT_ONCE, self.room - self.count)))
-            self._content = self._worked_out(self._next)
+            self._next = range(self.count, self.count + max(count, min(TOKENS_PER_CALL, self.room - self.count)))
+            self._content = self._expected_content(self._next)
         at = self.count - self._next.start
         keys, values = (part[at : at + count] for part in self._content)
         self.stream.append(keys, values)
         self.count += count
-        self.written.up_to(self.number, 0, self.count)
-        self.written.up_to(self.shared[0], 0, self.shared[1])
+        self.written.add_up_to(self.number, 0, self.count)
+        self.written.add_up_to(self.shared[0], 0, self.shared[1])
 
-    def up_to(self, count: int) -> None:
+    def fill_to(self, count: int) -> None:
         self.append(count - self.count)
 
-    def look(self) -> None:
-        """Raise Broken unless the stream contains every token in its place."""
+    def assert_content(self) -> None:
+        """Raise ClauseViolation unless the stream contains every token in its place."""
         assert_equal(len(self.stream), self.count, f"tokens of sequence {self.number}")
-        streams, given = self.streams(range(self.count)), self._worked_out(range(self.count))
+        streams, given = self.streams(range(self.count)), self._expected_content(range(self.count))
         exact = self.stream.subject.level == "exact"
-        belongs(self.stream.read(), streams, 0, range(self.count), self.written, exact, self.stream.expected(*given))
+        assert_content(self.stream.read(), streams, 0, range(self.count), self.written, exact, self.stream.expected(*given))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear the stream. Its tokens have the next number from now on."""
-        self.stream.forget()
-        self.begin(self.number + 1)
+        self.stream.clear()
+        self.start_content(self.number + 1)
 
-    def begin(self, number: int, shared: tuple[int, int] = (0, 0)) -> None:
+    def start_content(self, number: int, shared: tuple[int, int] = (0, 0)) -> None:
         """Start a new content for an empty stream. number: its number. shared: a prefix's stream, and how many tokens are its."""
         self.number, self.count, self.shared, self._next = number, 0, shared, range(0)
 
-    def _worked_out(self, positions: range) -> tuple[NDArray, NDArray]:
-        return pair_of_content(self.streams(positions), 0, positions, self.written.heads, self.written.dim)
+    def _expected_content(self, positions: range) -> tuple[NDArray, NDArray]:
+        return content_pair(self.streams(positions), 0, positions, self.written.heads, self.written.dim)

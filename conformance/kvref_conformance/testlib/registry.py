@@ -1,7 +1,8 @@
 """The registry of checks.
 
-A check is a function that takes a Subject and raises Broken if the implementation breaks a clause. Its name is a sentence.
-Importing a module of checks registers them: `check` for one family, `law` and `of_each_configuration` for several families.
+A check is a function that takes a Subject and raises ClauseViolation if the implementation breaks a clause. Its name is a
+sentence. Importing a module of checks registers them: `check` for one family, `law` and `configuration_check` for several
+families.
 """
 
 import re
@@ -15,9 +16,9 @@ from typing import TypeVar
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.families import Family, all_families, check_modules, names
-from kvref_conformance.testlib.law_adapter import LawAdapter, knows
+from kvref_conformance.testlib.law_adapter import LawAdapter, overrides
 
-LAWS = "kvref_conformance.families.laws."
+LAWS_PACKAGE = "kvref_conformance.families.laws."
 _CITATION = re.compile(r"(?P<clause>[A-Z0-9-]+-\d\d)(?P<letters>a?b?c?d?e?f?g?h?i?j?)")
 Run = Callable[[Subject], None]
 T = TypeVar("T")
@@ -72,7 +73,7 @@ _REGISTERED: list[Check] = []
 def check(clause: str, family: str, slow: bool = False, real: bool = False) -> Callable[[Run], Run]:
     """Register a function as a check of a clause ("PAGED-03") or of some of its lettered requirements ("PAGED-18bc").
 
-    Raises CheckError if the family or the form of the clause is unknown. `validate` tests later whether the clause exists.
+    Raises CheckError if the family or the form of the clause is unknown. `validate_checks` tests later whether the clause exists.
     """
 
     def register(run: Run) -> Run:
@@ -90,35 +91,35 @@ def check(clause: str, family: str, slow: bool = False, real: bool = False) -> C
 def law(clause: str, *facts: str, real: bool = False) -> Callable[[Callable[[LawAdapter], None]], Callable[[LawAdapter], None]]:
     """Register a function of a new LawAdapter as a check of `clause`, for each family whose LawAdapter knows these facts.
 
-    facts: names of LawAdapter members that the check uses (see `knows`). Families without a LawAdapter have no laws.
+    facts: names of LawAdapter members that the check uses (see `overrides`). Families without a LawAdapter have no laws.
     """
 
     def register(run: Callable[[LawAdapter], None]) -> Callable[[LawAdapter], None]:
         for family in all_families().values():
             stream = family.law_adapter
-            if stream is not None and all(knows(stream, fact) for fact in facts):
-                _register(clause, family.name, run, partial(_streaming, run, stream), real)
+            if stream is not None and all(overrides(stream, fact) for fact in facts):
+                _register(clause, family.name, run, partial(_call_with_stream, run, stream), real)
         return run
 
     return register
 
 
-def of_each_configuration(clause: str) -> Callable[[Callable[[Subject, Family], None]], Callable[[Subject, Family], None]]:
+def configuration_check(clause: str) -> Callable[[Callable[[Subject, Family], None]], Callable[[Subject, Family], None]]:
     """Register a function of (Subject, Family) as a check of `clause`, for each family whose factory takes sizes."""
 
     def register(run: Callable[[Subject, Family], None]) -> Callable[[Subject, Family], None]:
         for family in all_families().values():
             if family.small:
-                _register(clause, family.name, run, partial(_second, run, family))
+                _register(clause, family.name, run, partial(_call_with_subject, run, family))
         return run
 
     return register
 
 
-def asked_of(family: str, of: str, but: Container[str] = ()) -> None:
+def share_checks(family: str, of: str, but: Container[str] = ()) -> None:
     """Register the checks of family `of` for `family` too, which provides all operations of `of`.
 
-    but: clauses whose checks are left out. Checks made by `law` and `of_each_configuration` are never copied.
+    but: clauses whose checks are left out. Checks made by `law` and `configuration_check` are never copied.
     """
     list(check_modules(of))
     for each in [each for each in _REGISTERED if each.family == of and each.clause not in but]:
@@ -126,11 +127,11 @@ def asked_of(family: str, of: str, but: Container[str] = ()) -> None:
             check(each.clause + each.letters, family, each.slow, each.real)(each.run)
 
 
-def _second(run: Callable[[Subject, T], None], about: T, subject: Subject) -> None:
+def _call_with_subject(run: Callable[[Subject, T], None], about: T, subject: Subject) -> None:
     run(subject, about)
 
 
-def _streaming(run: Callable[[LawAdapter], None], stream: type[LawAdapter], subject: Subject) -> None:
+def _call_with_stream(run: Callable[[LawAdapter], None], stream: type[LawAdapter], subject: Subject) -> None:
     run(stream(subject))
 
 
@@ -139,7 +140,7 @@ def _register(clause: str, family: str, run: Callable[..., None], of_family: Run
     check(clause, family, real=real)(update_wrapper(of_family, run))
 
 
-def validate(checks: list[Check]) -> None:
+def validate_checks(checks: list[Check]) -> None:
     """Raise CheckError unless each check names a clause, and each clause and lettered requirement has a check."""
     known = all_clauses()
     cited: dict[str, set[str]] = {}
@@ -163,9 +164,9 @@ def all_checks() -> tuple[Check, ...]:
     """All checks: of the laws, then of each family, then the state machines. Raises CheckError if they are not valid."""
     for folder in ("laws", *names()):
         list(check_modules(folder))
-    written = sorted(_REGISTERED, key=_place)
+    written = sorted(_REGISTERED, key=_sort_key)
     searches = [Check(clause, family.name, None) for family in all_families().values() for clause in family.speaks_for]
-    validate(written + searches)
+    validate_checks(written + searches)
     return tuple(written + searches)
 
 
@@ -180,9 +181,9 @@ def citation(clause: str, name: str) -> str:
     return f"{clause} ({', '.join(letters)})" if letters else clause
 
 
-def _place(check: Check) -> tuple[int, str, int, int]:
+def _sort_key(check: Check) -> tuple[int, str, int, int]:
     """The sort key of a check with a function. It does not depend on the order in which modules were imported."""
     assert check.run
     run, family = unwrap(check.run), names().index(check.family)
-    law = run.__module__.startswith(LAWS)
+    law = run.__module__.startswith(LAWS_PACKAGE)
     return (-1 if law else family), run.__module__, run.__code__.co_firstlineno, family

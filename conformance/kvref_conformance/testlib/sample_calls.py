@@ -8,8 +8,10 @@ import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
 
-Got = dict[str, Any]  # the results so far, by operation ("paged.create"); declined operations are absent
-Arguments = Callable[[Got], dict[str, Any]]  # computes arguments from earlier results; raises KeyError if a result is absent
+ResultByName = dict[str, Any]  # the results so far, by operation ("paged.create"); declined operations are absent
+Arguments = Callable[
+    [ResultByName], dict[str, Any]
+]  # computes arguments from earlier results; raises KeyError if a result is absent
 SampleCalls = dict[str, Arguments]  # the arguments by operation ("paged.write")
 
 
@@ -17,17 +19,17 @@ SampleCalls = dict[str, Arguments]  # the arguments by operation ("paged.write")
 class Sizes:
     """The sizes of the object that is called, or, if it has none, of the arguments.
 
-    format: a supported format. made: all sizes of the object, by name.
+    format: a supported format. config: all sizes of the object, by name.
     """
 
     heads: int
     dim: int
     layers: int
     format: str
-    made: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def rows(*shape: int) -> NDArray:
+def counting_rows(*shape: int) -> NDArray:
     """A float32 array with the numbers 1, 2, 3 and so on."""
     return np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(shape)
 

@@ -11,14 +11,14 @@ from typing import Any
 from kvref_conformance.calls.messages import Exchange
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.oracle.reference_model import ReferenceModel
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.fixtures import new
+from kvref_conformance.testlib.fixtures import new_object
 from kvref_conformance.traces.checked_session import CheckedSession
 
 READS = ("gather", "read", "read_tokens")
-CONTENTS = ("length", "seq_len", "total_tokens", *READS)  # what `look` observes unless told otherwise
+CONTENT_READS = ("length", "seq_len", "total_tokens", *READS)  # what `look` observes unless told otherwise
 
 
 class JudgedCalls(CheckedSession):
@@ -35,8 +35,8 @@ class JudgedCalls(CheckedSession):
     def call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
         try:
             return super().call(op, on, args)
-        except Broken as broken:
-            broken.clause = ""
+        except ClauseViolation as violation:
+            violation.clause = ""
             raise
 
     def _expect(self, subject: Subject, exchange: Exchange) -> None:
@@ -57,8 +57,8 @@ class JudgedCalls(CheckedSession):
             return
         try:
             self.runner.judge(exchange, self._expected)
-        except Broken as broken:
-            broken.clause = ""
+        except ClauseViolation as violation:
+            violation.clause = ""
             raise
         self._judged = exchange
 
@@ -71,7 +71,7 @@ class Session:
         self.subject = subject
         subject.judged = subject.judged or JudgedCalls(subject)
         self._runner = subject.judged.runner
-        self.cache = make() if make else new(subject, subject.family, **changes)
+        self.cache = make() if make else new_object(subject, subject.family, **changes)
 
     @property
     def model(self) -> ReferenceModel:
@@ -81,16 +81,17 @@ class Session:
     def look(self, *names: str) -> None:
         """Makes the calls that read lengths and contents, or the calls with these names. The model judges the replies.
 
-        Raises Broken; NotOffered if the implementation provides none of them, or, by default, nothing that reads contents.
+        Raises ClauseViolation; NotOffered if the implementation provides none of them, or, by default, nothing that reads
+        contents.
         """
         if op := self.subject.judged.uncovered.get(self.cache.id):
             raise NotOffered(f"contents that the model predicts, after a call of {op} that it does not cover")
-        looks = [(name, args) for name, args in self.model.looks() if name in (names or CONTENTS)]
+        looks = [(name, args) for name, args in self.model.observations() if name in (names or CONTENT_READS)]
         required = {name for name, _ in looks} & set(names or READS)
         missing: dict[str, NotOffered] = {}
         for name, args in looks:
             try:
-                with self.subject.looking():
+                with self.subject.quiet_reads():
                     self.subject.judged.call(f"{self.model.family}.{name}", self.cache.id, args)
             except NotOffered as error:
                 missing[name] = error

@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.outcome import Broken
-from kvref_conformance.testlib.assertions import shaped
+from kvref_conformance.testlib.assertions import assert_shape
 
 LEAST_EXPONENT = -8
 KEYS, VALUES = 0, 1
 PREFIXES = 2**20  # streams with this number or a larger one are prefixes that several sequences share
 PARTS = ("keys", "values")
-SHOWN = 4  # elements of a row that messages show, and by which a row is looked up
-FAR = 8  # the largest shift of a row, in elements, that is recognized
+MAX_SHOWN_NUMBERS = 4  # elements of a row that messages show, and by which a row is looked up
+MAX_SHIFT = 8  # the largest shift of a row, in elements, that is recognized
 
 Positions = Sequence[int] | NDArray
 
@@ -41,28 +41,28 @@ class TokenCoordinates(NamedTuple):
         return f"{stream}, position {self.position}, layer {self.layer}, head {self.head}, {PARTS[self.part]}"
 
 
-def content(stream: Positions | int, layer: int, positions: Positions, heads: int, dim: int, part: int) -> NDArray:
+def token_content(stream: Positions | int, layer: int, positions: Positions, heads: int, dim: int, part: int) -> NDArray:
     """The keys or values at these positions, float32 [n, heads, dim]. stream: one for all positions, or one per position."""
     streams = np.asarray(stream)[..., None]
     return _numbers(_rows(streams, layer, np.asarray(positions)[:, None], np.arange(heads), part), np.arange(dim))
 
 
-def pair_of_content(stream: Positions | int, layer: int, positions: Positions, heads: int, dim: int) -> tuple[NDArray, NDArray]:
+def content_pair(stream: Positions | int, layer: int, positions: Positions, heads: int, dim: int) -> tuple[NDArray, NDArray]:
     """Keys and values, float32 [n, heads, dim] each."""
-    return content(stream, layer, positions, heads, dim, KEYS), content(stream, layer, positions, heads, dim, VALUES)
+    return token_content(stream, layer, positions, heads, dim, KEYS), token_content(stream, layer, positions, heads, dim, VALUES)
 
 
 def _rows(stream: NDArray | int, layer: NDArray | int, position: NDArray, head: NDArray, part: NDArray | int) -> NDArray:
     """The hash of each row, uint32. The coordinates broadcast against each other."""
     mixed = np.zeros((), np.uint32)
     for coordinate in (part, stream, layer, head, position):
-        mixed = _mix(mixed ^ (np.asarray(coordinate).astype(np.uint32) + np.uint32(0x9E3779B9)))
+        mixed = _mix_bits(mixed ^ (np.asarray(coordinate).astype(np.uint32) + np.uint32(0x9E3779B9)))
     return mixed
 
 
 def _numbers(rows: NDArray, elements: NDArray) -> NDArray:
     """The numbers float32 [..., elements]: sign, exponent and 7 bits of mantissa are taken from the hash of each element."""
-    mixed = _mix(rows[..., None] + elements.astype(np.uint32) * np.uint32(0x9E3779B9))
+    mixed = _mix_bits(rows[..., None] + elements.astype(np.uint32) * np.uint32(0x9E3779B9))
     exponent = (mixed >> np.uint32(20)) & np.uint32(7)
     exponent += (rows >> np.uint32(29))[..., None] + np.uint32(127 + LEAST_EXPONENT)
     exponent <<= np.uint32(23)
@@ -71,7 +71,7 @@ def _numbers(rows: NDArray, elements: NDArray) -> NDArray:
     return exponent.view(np.float32)
 
 
-def _mix(x: NDArray) -> NDArray:
+def _mix_bits(x: NDArray) -> NDArray:
     """Mix the bits of 32-bit integers (Chris Wellons' hash lowbias32, a bijection)."""
     with np.errstate(over="ignore"):
         x = x ^ (x >> np.uint32(16))
@@ -93,68 +93,68 @@ class WrittenContent:
     dim: int
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def up_to(self, stream: int, layer: int, stop: int) -> None:
+    def add_up_to(self, stream: int, layer: int, stop: int) -> None:
         """Record that positions [0, stop) were written."""
         self.tokens[stream, layer] = max(stop, self.tokens.get((stream, layer), 0))
 
-    def owner(self, row: NDArray) -> TokenCoordinates | None:
+    def find_place(self, row: NDArray) -> TokenCoordinates | None:
         """The place whose content equals the row [dim], or None."""
         for (stream, layer), count in self.tokens.items():
             for part in (KEYS, VALUES):
                 rows = _rows(stream, layer, np.arange(count)[:, None], np.arange(self.heads), part)
-                alike = (_numbers(rows, np.arange(min(SHOWN, self.dim))) == row[:SHOWN]).all(axis=-1)
+                alike = (_numbers(rows, np.arange(min(MAX_SHOWN_NUMBERS, self.dim))) == row[:MAX_SHOWN_NUMBERS]).all(axis=-1)
                 for position, head in np.argwhere(alike):
                     found = TokenCoordinates(stream, layer, int(position), int(head), part)
-                    if np.array_equal(at(found, self.dim), row):
+                    if np.array_equal(row_at(found, self.dim), row):
                         return found
         return None
 
 
-def at(place: TokenCoordinates, dim: int) -> NDArray:
+def row_at(place: TokenCoordinates, dim: int) -> NDArray:
     """The row at this place, float32 [dim]."""
     row = _rows(place.stream, place.layer, np.asarray(place.position), np.asarray(place.head), place.part)
     return _numbers(row, np.arange(dim))
 
 
-def named(row: NDArray, place: TokenCoordinates, written: WrittenContent) -> str:
+def describe_row(row: NDArray, place: TokenCoordinates, written: WrittenContent) -> str:
     """A description of a wrong row: the row of another place, zeros, the right row shifted or partly wrong, or unknown."""
-    own = at(place, len(row))
+    own = row_at(place, len(row))
     if not row.any():
         return "zeros"
-    if (owner := written.owner(row)) is not None:
+    if (owner := written.find_place(row)) is not None:
         return f"the row of {owner}"
     differs = np.flatnonzero(row != own)
     first, last = int(differs[0]), int(differs[-1])
     if len(differs) < len(row) and not row[differs].any():
         return f"its own row, but zeros in {len(differs)} elements, from {first} to {last}"
-    for by in range(1, min(FAR, len(row) // 2) + 1):
+    for by in range(1, min(MAX_SHIFT, len(row) // 2) + 1):
         if np.array_equal(row[by:], own[:-by]) or np.array_equal(row[:-by], own[by:]):
             return f"its own row, shifted by {by} element{'s' if by > 1 else ''}"
     if len(differs) <= len(row) // 2:
         return f"its own row, except {len(differs)} elements, from {first} to {last}"
-    return f"an unknown row, {_shown(row)}"
+    return f"an unknown row, {_format_row(row)}"
 
 
-def _shown(row: NDArray) -> str:
-    more = ", ..." if len(row) > SHOWN else ""
-    return f"[{', '.join(str(number) for number in row[:SHOWN].astype(np.float32))}{more}]"
+def _format_row(row: NDArray) -> str:
+    more = ", ..." if len(row) > MAX_SHOWN_NUMBERS else ""
+    return f"[{', '.join(str(number) for number in row[:MAX_SHOWN_NUMBERS].astype(np.float32))}{more}]"
 
 
-def belongs(
+def assert_content(
     got: tuple[NDArray, NDArray], stream: Positions | int, layer: int, positions: Positions, written: WrittenContent,
     exact: bool = True, wanted: tuple[ExpectedReads, ExpectedReads] | None = None,
 ) -> None:  # fmt: skip
-    """Raise Broken unless the keys and values [n, heads, dim] are the content of these positions.
+    """Raise ClauseViolation unless the keys and values [n, heads, dim] are the content of these positions.
 
     wanted: the expected values, if they differ from what was written (as in a quantized cache). exact: whether they must be equal
     to the bit; otherwise they must be within `wanted.slack`.
     """
     for part in (KEYS, VALUES):
-        want = content(stream, layer, positions, written.heads, written.dim, part)
+        want = token_content(stream, layer, positions, written.heads, written.dim, part)
         what = f"{PARTS[part]} of {'a sequence' if np.ndim(stream) else f'sequence {stream}'}, layer {layer}"
-        array = np.asarray(shaped(got[part], want.shape, what))
+        array = np.asarray(assert_shape(got[part], want.shape, what))
         if array.dtype.kind != "f":
-            raise Broken(what, "float32 or a narrower float", str(array.dtype))
+            raise ClauseViolation(what, "float32 or a narrower float", str(array.dtype))
         array = array.astype(np.float32, copy=False)
         kept = wanted is None or (np.array_equal(wanted[part].values, want) and not wanted[part].slack.any())
         if wanted is None or kept:
@@ -168,10 +168,12 @@ def belongs(
             n, head = (int(i) for i in np.argwhere(rows)[0])
             place = TokenCoordinates(int(np.broadcast_to(stream, len(rows))[n]), layer, int(positions[n]), head, part)
             own = want[n, head] if wanted is None else wanted[part].values[n, head]
-            said = named(array[n, head], place, written) if kept else _near(array[n, head], place)
-            raise Broken(f"{place} ({int(rows.sum())} of {rows.size} rows differ)", f"its own row, {_shown(own)}", said)
+            said = describe_row(array[n, head], place, written) if kept else _describe_quantized_row(array[n, head], place)
+            raise ClauseViolation(
+                f"{place} ({int(rows.sum())} of {rows.size} rows differ)", f"its own row, {_format_row(own)}", said
+            )
 
 
-def _near(row: NDArray, place: TokenCoordinates) -> str:
+def _describe_quantized_row(row: NDArray, place: TokenCoordinates) -> str:
     """A description of a wrong row of a quantized cache, with the row that was written."""
-    return "zeros" if not row.any() else f"{_shown(row)}, of {_shown(at(place, len(row)))}"
+    return "zeros" if not row.any() else f"{_format_row(row)}, of {_format_row(row_at(place, len(row)))}"

@@ -4,9 +4,9 @@ from typing import Any
 
 from kvref_conformance.calls.messages import Exchange
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.oracle.expectations import Expectation
 from kvref_conformance.oracle.model_runner import ModelRunner
-from kvref_conformance.outcome import Broken, NotOffered
 
 
 class CheckedSession:
@@ -23,18 +23,19 @@ class CheckedSession:
     def call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
         """Make a call (or the calls of its derivation) and judge it. Returns the result, or None if it raised a correct error.
 
-        Raises Broken with the broken clause if the reply is wrong; NotOffered; UnknownObject if no model covers the call.
+        Raises ClauseViolation with the broken clause if the reply is wrong; NotOffered; UnknownObject if no model covers the
+        call.
         """
         self._expected = self._judged = None
         try:
             return self.subject.call(op, on, args)
-        except Broken as broken:
-            broken.clause = broken.clause or (self._expected.clause if self._expected else "")
+        except ClauseViolation as violation:
+            violation.clause = violation.clause or (self._expected.clause if self._expected else "")
             raise
         except NotOffered:
             raise
         except Exception:
-            if self._judged is None or self._judged is not self.subject.conversation[-1]:
+            if self._judged is None or self._judged is not self.subject.call_trace[-1]:
                 raise  # an error in the judge itself
             return None
 
@@ -43,7 +44,7 @@ class CheckedSession:
 
     def _judge(self, exchange: Exchange) -> None:
         assert self._expected is not None
-        if self.subject.changed:
-            raise self.subject.changed
+        if self.subject.modified_argument:
+            raise self.subject.modified_argument
         self.runner.judge(exchange, self._expected)
         self._judged = exchange

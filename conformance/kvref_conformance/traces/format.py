@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 import kvref
-from kvref_conformance.calls.messages import CallRequest, Exchange, needs, summarised
+from kvref_conformance.calls.messages import CallRequest, Exchange, referenced_ids, summarize_arrays
 from kvref_conformance.calls.operation_table import operations, protocols
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.implementation_api import Implementation, NDArray
-from kvref_conformance.json_schema import mismatch
+from kvref_conformance.json_schema import schema_mismatch
 from kvref_conformance.oracle.model_runner import ModelRunner, UnknownObject
-from kvref_conformance.outcome import Broken
 from kvref_conformance.traces.json_codec import NotSerializable, from_wire, reply_to_wire, to_wire
 
 VERSION = 1
-LARGEST = 2**24  # bytes of arrays in a trace; a larger trace is written without arrays, and its replay runs the check again
+MAX_ARRAY_BYTES = (
+    2**24
+)  # bytes of arrays in a trace; a larger trace is written without arrays, and its replay runs the check again
 SCHEMA = ("kvref.spec", "trace.schema.json")
 
 
@@ -58,36 +60,36 @@ class Trace:
     lines: list[int]  # the line number of each reply, counted from 1
 
 
-def who(implementation: Implementation, load: str) -> dict[str, str]:
+def describe_implementation(implementation: Implementation, load: str) -> dict[str, str]:
     """The description of an implementation in a header. load: the name by which `kvref replay` loads it."""
     return {name: str(getattr(implementation, name)) for name in ("name", "version", "language", "level")} | {"load": load}
 
 
-def written(header: Header, witness: ModelRunner, conversation: Iterable[Exchange]) -> list[str]:
+def trace_lines(header: Header, models: ModelRunner, call_trace: Iterable[Exchange]) -> list[str]:
     """The lines of a trace.
 
-    A trace with judge "model" contains the correct replies, predicted by `witness`, which must be new. Any other trace contains
+    A trace with judge "model" contains the correct replies, predicted by `models`, which must be new. Any other trace contains
     the actual replies.
     """
     lines = [header.line()]
-    for exchange in conversation:
+    for exchange in call_trace:
         request, came = exchange.request, reply_to_wire(exchange.reply)
         lines.append(json.dumps(_request_to_wire(request)))
         reply = {"id": request.id, **came}
         if header.judge == "model":
-            reply = {"id": request.id, **_judged(witness, exchange, came)}
+            reply = {"id": request.id, **_reply_line(models, exchange, came)}
         lines.append(json.dumps(reply))
     if header.failed and header.judge == "check":
         lines[-1] = json.dumps({**json.loads(lines[-1]), "failed": header.failed})
     return lines
 
 
-def _judged(witness: ModelRunner, exchange: Exchange, came: dict[str, Any]) -> dict[str, Any]:
-    expected = witness.expect(exchange.request)
-    must = {name: to_wire(value) for name, value in expected.wire().items()} | {"clause": expected.clause}
+def _reply_line(models: ModelRunner, exchange: Exchange, came: dict[str, Any]) -> dict[str, Any]:
+    expected = models.expect(exchange.request)
+    must = {name: to_wire(value) for name, value in expected.to_json().items()} | {"clause": expected.clause}
     try:
-        witness.judge(exchange, expected)
-    except Broken:
+        models.judge(exchange, expected)
+    except ClauseViolation:
         return {**must, "got": came}
     either = "error" in must and "any" in must
     if "ok" in came and ("chosen" in must or either or exchange.request.name in ("new", "acquire")):
@@ -100,58 +102,60 @@ def _request_to_wire(request: CallRequest) -> dict[str, Any]:
     return {"id": request.id, "op": request.op, **on, "args": to_wire(request.args)}
 
 
-def too_large(conversation: Sequence[Exchange]) -> bool:
-    return bytes_of_arrays(conversation) > LARGEST
+def exceeds_array_limit(call_trace: Sequence[Exchange]) -> bool:
+    return count_array_bytes(call_trace) > MAX_ARRAY_BYTES
 
 
-def bytes_of_arrays(conversation: Sequence[Exchange]) -> int:
-    return sum(array.nbytes for exchange in conversation for array in _arrays(exchange))
+def count_array_bytes(call_trace: Sequence[Exchange]) -> int:
+    return sum(array.nbytes for exchange in call_trace for array in _arrays_of(exchange))
 
 
-def _arrays(exchange: Exchange) -> Iterator[NDArray]:
+def _arrays_of(exchange: Exchange) -> Iterator[NDArray]:
     ok = exchange.reply.ok if exchange.reply else None
     parts = [*exchange.request.args.values(), *(ok if isinstance(ok, tuple) else (ok,))]
     yield from (part for part in parts if isinstance(part, np.ndarray))
 
 
-def without_arrays(conversation: Iterable[Exchange]) -> Iterator[Exchange]:
+def without_arrays(call_trace: Iterable[Exchange]) -> Iterator[Exchange]:
     """The same exchanges with their larger arrays replaced by a Summary."""
-    for exchange in conversation:
+    for exchange in call_trace:
         request, reply = exchange.request, exchange.reply
-        args = {name: summarised(value) for name, value in request.args.items()}
-        yield replace(exchange, request=replace(request, args=args), reply=reply and replace(reply, ok=summarised(reply.ok)))
+        args = {name: summarize_arrays(value) for name, value in request.args.items()}
+        yield replace(
+            exchange, request=replace(request, args=args), reply=reply and replace(reply, ok=summarize_arrays(reply.ok))
+        )
 
 
-def judged_by_model(conversation: Sequence[Exchange], witness: ModelRunner) -> bool:
-    """Whether the models cover every request, and every reply is correct. witness: a new one."""
-    for exchange in conversation:
+def judged_by_model(call_trace: Sequence[Exchange], models: ModelRunner) -> bool:
+    """Whether the models cover every request, and every reply is correct. models: a new one."""
+    for exchange in call_trace:
         try:
-            expected = witness.expect(exchange.request)
-            witness.judge(exchange, expected)
-        except (UnknownObject, Broken):
+            expected = models.expect(exchange.request)
+            models.judge(exchange, expected)
+        except (UnknownObject, ClauseViolation):
             return False
     return True
 
 
-def read(path: Path) -> Trace:
+def read_trace(path: Path) -> Trace:
     """Read a trace. Raises TraceError or OSError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not a trace: not a text file ({error.reason})") from None
-    return parsed(path, lines)
+    return parse_trace(path, lines)
 
 
-def parsed(path: Path, lines: list[str]) -> Trace:
+def parse_trace(path: Path, lines: list[str]) -> Trace:
     """Parse the lines of the file at `path`. Raises TraceError."""
-    messages = [_message(path, number, line) for number, line in enumerate(lines, 1)]
+    messages = [_parse_message(path, number, line) for number, line in enumerate(lines, 1)]
     if not messages or "trace" not in messages[0]:
         raise TraceError(f'{path}:1: expected a header, {{"trace": {VERSION}, ...}}, got {lines[0][:60] if lines else "nothing"}')
     fields = {name: value for name, value in messages[0].items() if name in Header.__dataclass_fields__}
     requests, replies, numbers = list[CallRequest](), list[dict[str, Any]](), list[int]()
     for number in range(1, len(messages), 2):
-        request = _request(path, number + 1, messages[number])
-        unknown = needs(request) - {earlier.id for earlier in requests}
+        request = _parse_request(path, number + 1, messages[number])
+        unknown = referenced_ids(request) - {earlier.id for earlier in requests}
         if unknown:
             raise TraceError(f"{path}:{number + 1}: no earlier request has the id {min(unknown)}")
         reply = messages[number + 1] if number + 1 < len(messages) else {}
@@ -163,7 +167,7 @@ def parsed(path: Path, lines: list[str]) -> Trace:
     return Trace(Header(**fields), requests, replies, numbers)
 
 
-def _message(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse_message(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         message: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
@@ -175,12 +179,12 @@ def _message(path: Path, number: int, line: str) -> dict[str, Any]:
     if message.get("trace") not in (None, VERSION):
         raise TraceError(f"{path}:{number}: a trace of version {message['trace']!r}; this kvref reads version {VERSION}")
     part = "header" if "trace" in message else "request" if "op" in message else "reply"
-    if wrong := mismatch(message, *SCHEMA, part):
+    if wrong := schema_mismatch(message, *SCHEMA, part):
         raise TraceError(f"{path}:{number}: {wrong}")
     return message
 
 
-def _request(path: Path, number: int, message: dict[str, Any]) -> CallRequest:
+def _parse_request(path: Path, number: int, message: dict[str, Any]) -> CallRequest:
     if "op" not in message:
         raise TraceError(f"{path}:{number}: expected a request, with an op, got the fields {', '.join(message)}")
     family, _, name = message["op"].partition(".")

@@ -11,37 +11,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvref_conformance.calls.messages import CallRequest, Exchange, ObjectReference, Summary, needs, resolved
+from kvref_conformance.calls.messages import (
+    ArraySummary,
+    CallRequest,
+    Exchange,
+    ObjectReference,
+    referenced_ids,
+    resolve_references,
+)
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.model_runner import UnknownObject
-from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.traces.checked_session import CheckedSession
-from kvref_conformance.traces.portability import within_limits
+from kvref_conformance.traces.portability import require_within_limits
 
-SECONDS = 30.0  # time limit per call trace
-EACH = 16  # up to this number of tokens, each number is tried; above, powers of two and their neighbors
-WHOLE = 4096  # requests with more numbers than this are not simplified: their values are not readable anyway
+SHRINK_SECONDS = 30.0  # time limit per call trace
+SMALL_COUNT = 16  # up to this number of tokens, each number is tried; above, powers of two and their neighbors
+MAX_TRIED_ROWS = 4096  # requests with more numbers than this are not simplified: their values are not readable anyway
 
 
 class ReplayResult(NamedTuple):
     """The result of a replay.
 
-    conversation: the calls that were made. broken: the failure of the last call, if any. at: the index of the last request that
-    was made. missing: reasons of requests that were left out because they are not offered.
+    conversation: the calls that were made. violation: the failure of the last call, if any. last_index: the index of the last
+    request that was made. missing: reasons of requests that were left out because they are not offered.
     """
 
-    conversation: list[Exchange]
-    broken: Broken | None = None
-    at: int | None = None
+    call_trace: list[Exchange]
+    violation: ClauseViolation | None = None
+    last_index: int | None = None
     missing: Sequence[str] = ()
 
 
-Holding = Callable[[list[CallRequest]], ReplayResult]  # replays requests on new objects of the implementation
+ReplayFunction = Callable[[list[CallRequest]], ReplayResult]  # replays requests on new objects of the implementation
 
 
-def hold(subject: Subject, requests: list[CallRequest], seconds: float = float("inf")) -> ReplayResult:
+def replay_requests(subject: Subject, requests: list[CallRequest], seconds: float = float("inf")) -> ReplayResult:
     """Replay requests and judge each reply, up to the first wrong one. Raises UnknownObject if no model covers a request.
 
     seconds: the time after which the replay stops.
@@ -55,45 +62,47 @@ def hold(subject: Subject, requests: list[CallRequest], seconds: float = float("
         if time.monotonic() > until:
             break
         try:
-            args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
+            args = {name: renumber_references(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
         except KeyError:
             continue  # it refers to a request that was left out
         try:
-            within_limits(subject, request, args)
+            require_within_limits(subject, request, args)
             result = session.call(request.op, on, args)
         except NotOffered as lacking:
             missing.append(str(lacking))
             continue
-        except Broken as broken:
-            return ReplayResult(subject.conversation, broken, at, missing)
+        except ClauseViolation as violation:
+            return ReplayResult(subject.call_trace, violation, at, missing)
         made = at
         if result is not None:
-            numbers[request.id], results[request.id] = subject.conversation[-1].request.id, result
-    return ReplayResult(subject.conversation, None, made, missing)
+            numbers[request.id], results[request.id] = subject.call_trace[-1].request.id, result
+    return ReplayResult(subject.call_trace, None, made, missing)
 
 
-def place_of_last(conversation: list[Exchange], requests: list[CallRequest]) -> int:
+def index_of_last_request(call_trace: list[Exchange], requests: list[CallRequest]) -> int:
     """The index of the request that the last exchange replays. Some requests may have been left out of the replay."""
     at = -1
-    for exchange in conversation:
+    for exchange in call_trace:
         at = next((index for index in range(at + 1, len(requests)) if requests[index].op == exchange.request.op), at)
     return at
 
 
-def renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
+def renumber_references(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
     """An argument with its references changed to those of a replay. Raises KeyError if the replay lacks the referenced result."""
-    return ObjectReference(numbers[value.id]) if isinstance(value, ObjectReference) else resolved(value, results)
+    return ObjectReference(numbers[value.id]) if isinstance(value, ObjectReference) else resolve_references(value, results)
 
 
-def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple[list[Exchange], Broken] | None:
+def shrink_trace(
+    call_trace: list[Exchange], clause: str, holding: ReplayFunction
+) -> tuple[list[Exchange], ClauseViolation] | None:
     """The smallest call trace found that breaks `clause`, with its failure; None if a replay does not fail.
 
     The model may blame another clause than the check did for the same wrong reply. Then shrinking preserves the model's clause.
     """
-    best: tuple[list[Exchange], Broken] | None = None
-    until = time.monotonic() + SECONDS
-    if any(isinstance(value, Summary) for exchange in conversation for value in exchange.request.args.values()):
+    best: tuple[list[Exchange], ClauseViolation] | None = None
+    until = time.monotonic() + SHRINK_SECONDS
+    if any(isinstance(value, ArraySummary) for exchange in call_trace for value in exchange.request.args.values()):
         return None
 
     def attempt(requests: list[CallRequest]) -> bool:
@@ -101,25 +110,25 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
         if time.monotonic() > until:
             return False
         try:
-            held, broken, *_ = holding(requests)
+            held, violation, *_ = holding(requests)
         except UnknownObject:
             return False
-        if broken is None:
+        if violation is None:
             return False
-        in_the_same_reply = best is None and len(held) == len(conversation)
-        if broken.clause not in (clause, best[1].clause if best else clause) and not in_the_same_reply:
+        in_the_same_reply = best is None and len(held) == len(call_trace)
+        if violation.clause not in (clause, best[1].clause if best else clause) and not in_the_same_reply:
             return False
-        best = held, broken
+        best = held, violation
         return True
 
-    requests = [exchange.request for exchange in conversation]
+    requests = [exchange.request for exchange in call_trace]
     if not attempt(requests):
         return None
-    requests = _requests(best)
+    requests = _requests_of(best)
     size = len(requests)
     while size:
         for start in range(len(requests) - 1 - size, -1, -size):
-            shorter = _without(requests, start, start + size)
+            shorter = _without_requests(requests, start, start + size)
             if len(shorter) < len(requests) and attempt(shorter):
                 requests = shorter
         size //= 2
@@ -141,16 +150,16 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
     return best
 
 
-def _requests(best: tuple[list[Exchange], Broken] | None) -> list[CallRequest]:
+def _requests_of(best: tuple[list[Exchange], ClauseViolation] | None) -> list[CallRequest]:
     return [exchange.request for exchange in best[0]] if best else []
 
 
-def _without(requests: list[CallRequest], start: int, stop: int) -> list[CallRequest]:
+def _without_requests(requests: list[CallRequest], start: int, stop: int) -> list[CallRequest]:
     """The requests without those at [start, stop), and without all requests that depend on them."""
     gone = {request.id for request in requests[start:stop]}
     kept = []
     for request in requests:
-        if request.id in gone or needs(request) & gone:
+        if request.id in gone or referenced_ids(request) & gone:
             gone.add(request.id)
         else:
             kept.append(request)
@@ -159,47 +168,47 @@ def _without(requests: list[CallRequest], start: int, stop: int) -> list[CallReq
 
 def _with_half_the_rows(request: CallRequest) -> Iterator[CallRequest]:
     """For a request of a function that works per row: the request with each half of the rows (a binary search)."""
-    count = _rows(request)
+    count = _count_rows(request)
     if count > 1:
-        yield _of_rows(request, 0, count // 2)
-        yield _of_rows(request, count // 2, count)
+        yield _select_rows(request, 0, count // 2)
+        yield _select_rows(request, count // 2, count)
 
 
 def _with_one_row(request: CallRequest) -> Iterator[CallRequest]:
     """For a request of a function that works per row: the request with each single row."""
-    count = _rows(request)
-    yield from (_of_rows(request, row, row + 1) for row in range(count if count > 1 else 0))
+    count = _count_rows(request)
+    yield from (_select_rows(request, row, row + 1) for row in range(count if count > 1 else 0))
 
 
-def _rows(request: CallRequest) -> int:
+def _count_rows(request: CallRequest) -> int:
     """The number of rows in a request of a function that works per row; 0 for any other request."""
     if request.op not in ("rows.quantize", "rows.dequantize", "elements.encode", "elements.decode"):
         return 0
-    lengths = {len(array) for array in _arrays(request).values()}
+    lengths = {len(array) for array in _arrays_of(request).values()}
     return lengths.pop() if len(lengths) == 1 else 0
 
 
-def _of_rows(request: CallRequest, start: int, stop: int) -> CallRequest:
-    return replace(request, args=request.args | {name: array[start:stop] for name, array in _arrays(request).items()})
+def _select_rows(request: CallRequest, start: int, stop: int) -> CallRequest:
+    return replace(request, args=request.args | {name: array[start:stop] for name, array in _arrays_of(request).items()})
 
 
 def _with_fewer_tokens(request: CallRequest) -> Iterator[CallRequest]:
-    """For an appending request: the request with its first n tokens, for increasing n (see `_fewer`)."""
+    """For an appending request: the request with its first n tokens, for increasing n (see `_smaller_counts`)."""
     if request.name not in ("append", "append_fused", "write", "extend"):
         return
     family = all_families().get(request.family)  # None for a buffer, whose values have one axis
     axis = family.token_axis if family else -1
-    arrays = {name: array for name, array in _arrays(request).items() if array.ndim >= -axis}  # others are left unchanged
+    arrays = {name: array for name, array in _arrays_of(request).items() if array.ndim >= -axis}  # others are left unchanged
     lengths = {array.shape[axis] for array in arrays.values()}
     if len(lengths) == 1:
-        for length in _fewer(lengths.pop()):
+        for length in _smaller_counts(lengths.pop()):
             fewer = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}
             yield replace(request, args=request.args | fewer)
 
 
-def _fewer(count: int) -> Iterator[int]:
+def _smaller_counts(count: int) -> Iterator[int]:
     """Numbers of tokens below `count`, in increasing order: all up to EACH, then powers of two and their neighbors."""
-    yield from range(1, min(count, EACH + 1))
+    yield from range(1, min(count, SMALL_COUNT + 1))
     for power in (2**exponent for exponent in range(5, count.bit_length() + 1)):
         yield from (each for each in (power - 1, power, power + 1) if each < count)
 
@@ -207,9 +216,9 @@ def _fewer(count: int) -> Iterator[int]:
 def _with_whole_numbers(request: CallRequest) -> Iterator[CallRequest]:
     """The request with its float32 values replaced by 1, 2, 3 and so on: readable, and different for each token."""
     first, whole = 1, dict[str, NDArray]()
-    if sum(array.size for array in _arrays(request).values()) > WHOLE:
+    if sum(array.size for array in _arrays_of(request).values()) > MAX_TRIED_ROWS:
         return
-    for name, array in _arrays(request).items():
+    for name, array in _arrays_of(request).items():
         if array.dtype == np.float32:
             whole[name] = np.arange(first, first + array.size, dtype=np.float32).reshape(array.shape)
             first += array.size
@@ -217,5 +226,5 @@ def _with_whole_numbers(request: CallRequest) -> Iterator[CallRequest]:
         yield replace(request, args=request.args | whole)
 
 
-def _arrays(request: CallRequest) -> dict[str, NDArray]:
+def _arrays_of(request: CallRequest) -> dict[str, NDArray]:
     return {name: value for name, value in request.args.items() if isinstance(value, np.ndarray)}

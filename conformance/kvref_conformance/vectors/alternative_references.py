@@ -8,21 +8,21 @@ from typing import Any
 import kvref
 from kvref_conformance.implementations.backends import OnBackend
 
-CHOOSING = ("blocks", "paged")  # the families in which the variants differ from the reference
+FAMILIES_WITH_CHOICES = ("blocks", "paged")  # the families in which the variants differ from the reference
 
 
-class _Pool(kvref.BlockPool):
+class _ReversedBlockPool(kvref.BlockPool):
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        _turn(self)
+        _reverse_free_list(self)
 
 
-class _Cache(kvref.PagedCache):
+class _ReversedCache(kvref.PagedCache):
     step = 1
 
     def __init__(self, config: kvref.PagedConfig) -> None:
         super().__init__(config)
-        _turn(self.pool)
+        _reverse_free_list(self.pool)
         self._next_sequence = self.step
 
     def create(self) -> int:
@@ -30,11 +30,11 @@ class _Cache(kvref.PagedCache):
         return super().create()
 
 
-class _StridedCache(_Cache):
+class _StridedCache(_ReversedCache):
     step = 77
 
 
-def _turn(pool: kvref.BlockPool) -> None:
+def _reverse_free_list(pool: kvref.BlockPool) -> None:
     """Reverse the free list, so that the last block is allocated first."""
     pool._free = pool._free[::-1].copy()
 
@@ -42,13 +42,13 @@ def _turn(pool: kvref.BlockPool) -> None:
 class ReversedPool(OnBackend):
     """Allocates blocks from the last to the first, and numbers sequences from 1."""
 
-    cache: type[_Cache] = _Cache
+    cache: type[_ReversedCache] = _ReversedCache
 
     def __init__(self) -> None:
         super().__init__(kvref.reference)
 
     def blocks(self, num_blocks: int) -> kvref.BlockPool:
-        return _Pool(num_blocks)
+        return _ReversedBlockPool(num_blocks)
 
     def paged(self, **config: Any) -> kvref.PagedCache:
         return self.cache(kvref.PagedConfig(**config))

@@ -8,18 +8,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvref_conformance.calls.messages import show_calls
+from kvref_conformance.calls.messages import format_calls
 from kvref_conformance.drivers.resource_limits import memory_limit
+from kvref_conformance.exceptions import CannotRun, ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import offers
-from kvref_conformance.outcome import Broken, CannotRun, NotOffered
 from kvref_conformance.runner.check_runner import CheckRunner, RunEnded
-from kvref_conformance.traces.format import Trace, parsed
-from kvref_conformance.traces.shrinking import place_of_last
+from kvref_conformance.traces.format import Trace, parse_trace
+from kvref_conformance.traces.shrinking import index_of_last_request
 from kvref_conformance.vectors import formats
 from kvref_conformance.vectors.generate import MANIFEST, VERSION, sha256
-from kvref_conformance.vectors.replay import FirstMismatch, hold
+from kvref_conformance.vectors.replay import FirstMismatch, replay_file
 
-FIELDS = {"traces": {"file", "family", "formats", "sha256"}, "formats": {"file", "format", "sha256"}}  # fields that are used
+ENTRY_FIELDS = {
+    "traces": {"file", "family", "formats", "sha256"},
+    "formats": {"file", "format", "sha256"},
+}  # fields that are used
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,11 @@ class VectorResult:
     group: str  # a family, or "formats"
     verdict: Literal["passed", "failed", "not offered"]
     line: int | None = None
-    broken: Broken | None = None
+    violation: ClauseViolation | None = None
     calls: list[str] = field(default_factory=list)
 
 
-def manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a set. Raises CannotRun if it is missing, malformed or of another version; OSError."""
     path = folder / MANIFEST
     if not path.is_file():
@@ -46,74 +49,74 @@ def manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("vectors") != VERSION:
         version = found.get("vectors") if isinstance(found, dict) else None
         raise CannotRun(f"{path}: expected a set of version {VERSION}, got {version!r}")
-    for name, fields in FIELDS.items():
+    for name, fields in ENTRY_FIELDS.items():
         entries = found.get(name)
         if not isinstance(entries, list) or not all(isinstance(each, dict) and fields <= each.keys() for each in entries):
             raise CannotRun(f"{path}: {name}: expected a list of objects with {', '.join(sorted(fields))}")
     return found
 
 
-def check(folder: Path, judge: CheckRunner) -> Iterator[VectorResult]:
+def check_vectors(folder: Path, judge: CheckRunner) -> Iterator[VectorResult]:
     """Compare all files. Raises CannotRun if a file is missing or differs from the manifest."""
-    listed = manifest(folder)
+    listed = read_manifest(folder)
     for entry in listed["traces"]:
-        yield _trace(folder, entry, judge)
+        yield _check_trace(folder, entry, judge)
     for entry in listed["formats"]:
-        yield _format(entry["file"], entry["format"], _content(folder, entry), judge)
+        yield _check_format(entry["file"], entry["format"], _read_file(folder, entry), judge)
 
 
-def _format(file: str, format: str, content: bytes, judge: CheckRunner) -> VectorResult:
+def _check_format(file: str, format: str, content: bytes, judge: CheckRunner) -> VectorResult:
     try:
-        broken = judge.run(_compared, format, content)
+        violation = judge.run(_first_format_mismatch, format, content)
     except NotOffered:
         return VectorResult(file, "formats", "not offered")
     except RunEnded as ended:
-        return VectorResult(file, "formats", "failed", broken=ended.broken, calls=show_calls(ended.conversation))
-    return VectorResult(file, "formats", "failed" if broken else "passed", broken=broken)
+        return VectorResult(file, "formats", "failed", violation=ended.violation, calls=format_calls(ended.call_trace))
+    return VectorResult(file, "formats", "failed" if violation else "passed", violation=violation)
 
 
-def _compared(judge: CheckRunner, format: str, content: bytes) -> Broken | None:
+def _first_format_mismatch(judge: CheckRunner, format: str, content: bytes) -> ClauseViolation | None:
     """The first mismatch in a format, or None. Raises NotOffered."""
     try:
         with memory_limit(), np.errstate(all="ignore"):
-            formats.check(judge.begin(), format, content)
+            formats.check_format_file(judge.begin(), format, content)
     except NotOffered:
         raise
-    except Broken as broken:
-        return broken
+    except ClauseViolation as violation:
+        return violation
     except Exception as error:
-        return Broken(format, "no error", f"{type(error).__name__}: {error}")
+        return ClauseViolation(format, "no error", f"{type(error).__name__}: {error}")
     return None
 
 
-def _trace(folder: Path, entry: dict[str, Any], judge: CheckRunner) -> VectorResult:
-    file, family, content = entry["file"], entry["family"], _content(folder, entry)
+def _check_trace(folder: Path, entry: dict[str, Any], judge: CheckRunner) -> VectorResult:
+    file, family, content = entry["file"], entry["family"], _read_file(folder, entry)
     if not offers(judge.implementation, family) or set(entry["formats"]) - set(judge.implementation.formats):
         return VectorResult(file, family, "not offered")
-    trace = parsed(folder / file, content.decode(errors="replace").splitlines())
+    trace = parse_trace(folder / file, content.decode(errors="replace").splitlines())
     if trace.header.judge != "model":
         raise CannotRun(f'{folder / file}: expected a trace with "judge": "model", got "{trace.header.judge}"')
     try:
-        parted, calls = judge.run(_held, trace)
+        parted, calls = judge.run(_replay, trace)
     except NotOffered:
         return VectorResult(file, family, "not offered")
     except RunEnded as ended:
-        at = place_of_last(ended.conversation, trace.requests)
-        return VectorResult(file, family, "failed", trace.lines[at], ended.broken, show_calls(ended.conversation))
+        at = index_of_last_request(ended.call_trace, trace.requests)
+        return VectorResult(file, family, "failed", trace.lines[at], ended.violation, format_calls(ended.call_trace))
     if parted is None:
         return VectorResult(file, family, "passed")
-    return VectorResult(file, family, "failed", parted.line, parted.broken, calls)
+    return VectorResult(file, family, "failed", parted.line, parted.violation, calls)
 
 
-def _held(judge: CheckRunner, trace: Trace) -> tuple[FirstMismatch | None, list[str]]:
+def _replay(judge: CheckRunner, trace: Trace) -> tuple[FirstMismatch | None, list[str]]:
     """The first mismatch, or None, and the calls up to it. Raises NotOffered."""
     subject = judge.begin()
     with memory_limit():
-        parted = hold(subject, trace)
-    return parted, show_calls(subject.conversation) if parted else []
+        parted = replay_file(subject, trace)
+    return parted, format_calls(subject.call_trace) if parted else []
 
 
-def _content(folder: Path, entry: dict[str, Any]) -> bytes:
+def _read_file(folder: Path, entry: dict[str, Any]) -> bytes:
     path = folder / str(entry["file"])
     if not path.is_file():
         raise CannotRun(f"{path}: listed in the manifest, but missing")

@@ -10,48 +10,57 @@ from safetensors.numpy import load, save
 import kvref
 from kvref.formats import get_format
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.adversarial import adversarial
-from kvref_conformance.oracle.formats import GGML, IN_GROUPS, MX, NVFP4, ROTATED, inner_of, per_row, small_floats
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.oracle.adversarial import adversarial_rows
+from kvref_conformance.oracle.formats import (
+    FORMATS_IN_GROUPS,
+    GGML_FORMATS,
+    MX_FORMATS,
+    NVFP4_FORMATS,
+    ROTATED_FORMATS,
+    inner_of,
+    per_row,
+    small_floats,
+)
 from kvref_conformance.testlib.assertions import assert_same
-from kvref_conformance.traces.portability import takes_float32
+from kvref_conformance.traces.portability import require_float32
 
 WIDTHS = (1, 5, 64)
-WIDE = (128, 256)  # widths for formats with groups
+WIDE_WIDTHS = (128, 256)  # widths for formats with groups
 # A few of the formats of FMT-GROUP, which cover each property in which these formats differ.
-SOME_GROUPS = (
+SAMPLE_GROUP_FORMATS = (
     "int8_g32_bfloat16", "int4_g64_float16", "int2_g128_float32", "uint8_g128_float16", "uint4_g32_float32", "uint2_g64_bfloat16",
 )  # fmt: skip
-FP8 = ("float8_e4m3fn", "float8_e5m2")
-SIXTEEN = ("float16", "bfloat16")
+FP8_FORMATS = ("float8_e4m3fn", "float8_e5m2")
+SIXTEEN_BIT_FORMATS = ("float16", "bfloat16")
 CLAUSES = {
     "int8": "FMT-INT8-*", "q8": "FMT-AFF-*", "q4": "FMT-AFF-*", "float8_e4m3fn": "FMT-FP8-*", "float8_e5m2": "FMT-FP8-*",
     "float16": "FMT-CAST-01", "bfloat16": "FMT-CAST-01",
-    **dict.fromkeys(GGML, "FMT-GGML-*"), **dict.fromkeys((*MX, *NVFP4), "FMT-MX-*"),
-    **dict.fromkeys(SOME_GROUPS, "FMT-GROUP-*"), **dict.fromkeys(ROTATED, "FMT-ROT-*"),
+    **dict.fromkeys(GGML_FORMATS, "FMT-GGML-*"), **dict.fromkeys((*MX_FORMATS, *NVFP4_FORMATS), "FMT-MX-*"),
+    **dict.fromkeys(SAMPLE_GROUP_FORMATS, "FMT-GROUP-*"), **dict.fromkeys(ROTATED_FORMATS, "FMT-ROT-*"),
 }  # fmt: skip
 
 Tensors = dict[str, NDArray]
 
 
-def written(name: str) -> bytes:
+def format_file(name: str) -> bytes:
     """A format as a safetensors file: rows from the reference, compared with the oracle, and single values from the oracle."""
-    tensors = _rows(name) if name not in SIXTEEN else {}
-    if name in (*FP8, *SIXTEEN):
-        tensors |= _elements(name)
+    tensors = _row_tensors(name) if name not in SIXTEEN_BIT_FORMATS else {}
+    if name in (*FP8_FORMATS, *SIXTEEN_BIT_FORMATS):
+        tensors |= _element_tensors(name)
     about = {"format": name, "clauses": CLAUSES[name], "spec": kvref.__version__}
     file: bytes = save(tensors, metadata={"kvref": json.dumps(about)})
     return file
 
 
-def _rows(name: str) -> Tensors:
+def _row_tensors(name: str) -> Tensors:
     """The tensors rows_W.input float32 [n, W], .codes, .scale and .zero (if any) [n] or [n, groups], .values float32 [n, W]."""
     tensors: Tensors = {}
     rng, format = np.random.default_rng(0), get_format(name)
     inner = inner_of(name)  # the format in which rotated rows are stored
-    for width in WIDE if inner in IN_GROUPS else WIDTHS:
-        x = adversarial(rng, width, name)
+    for width in WIDE_WIDTHS if inner in FORMATS_IN_GROUPS else WIDTHS:
+        x = adversarial_rows(rng, width, name)
         stored = kvref.reference.quantize(x, format)
         part = {"input": x, **stored._asdict(), "values": kvref.reference.dequantize(stored, width, format)}
         want = per_row.store(x, name)
@@ -61,26 +70,26 @@ def _rows(name: str) -> Tensors:
     return tensors
 
 
-def _elements(name: str) -> Tensors:
+def _element_tensors(name: str) -> Tensors:
     """The tensors decode.codes and .values (all codes, only FP8), and encode.values float32 and .codes (ties, random numbers)."""
     near, rng = small_floats.ties_and_neighbours(name), np.random.default_rng(0)
     values = np.concatenate([near[:: max(1, len(near) // 4000)], rng.normal(size=1000).astype(np.float32), [0.0, -0.0, np.inf]])
     values = values.astype(np.float32)
     tensors = {"encode.values": values, "encode.codes": small_floats.encode(values, name)}
-    if name in FP8:
+    if name in FP8_FORMATS:
         tensors |= {"decode.codes": np.arange(256), "decode.values": small_floats.decoded(name)}
-    dtype = np.uint8 if name in FP8 else np.uint16
+    dtype = np.uint8 if name in FP8_FORMATS else np.uint16
     return {key: tensor.astype(dtype) if key.endswith("codes") else tensor for key, tensor in tensors.items()}
 
 
-def check(subject: Subject, name: str, file: bytes) -> None:
-    """Compare an implementation with a file, bit for bit. Raises Broken at the first tensor that differs; NotOffered.
+def check_format_file(subject: Subject, name: str, file: bytes) -> None:
+    """Compare an implementation with a file, bit for bit. Raises ClauseViolation at the first tensor that differs; NotOffered.
 
     For level tolerant only values that it reads are compared, not the codes that it makes.
     """
     subject.formats(name)
-    takes_float32(subject)
-    if name in ROTATED and subject.level != "exact":
+    require_float32(subject)
+    if name in ROTATED_FORMATS and subject.level != "exact":
         raise NotOffered("level exact")  # sums in another order give other values
     held = False
     for what, got, want in _comparisons(subject, name, load(file)):

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.derived_operations import refused_whole
-from kvref_conformance.calls.messages import CallReply, ObjectReference, error_of
+from kvref_conformance.calls.derived_operations import require_unsplit_error
+from kvref_conformance.calls.messages import CallReply, ObjectReference, to_call_error
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
@@ -21,11 +22,10 @@ from kvref_conformance.oracle.expectations import (
     UnjudgedReply,
 )
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.traces.format import Trace
 from kvref_conformance.traces.json_codec import from_wire
-from kvref_conformance.traces.portability import takes_float32, within_limits
-from kvref_conformance.traces.shrinking import renumbered
+from kvref_conformance.traces.portability import require_float32, require_within_limits
+from kvref_conformance.traces.shrinking import renumber_references
 
 
 @dataclass(frozen=True)
@@ -33,56 +33,56 @@ class FirstMismatch:
     """The first mismatch, and its line in the file."""
 
     line: int
-    broken: Broken
+    violation: ClauseViolation
 
 
 @np.errstate(all="ignore")
-def hold(subject: Subject, trace: Trace) -> FirstMismatch | None:
+def replay_file(subject: Subject, trace: Trace) -> FirstMismatch | None:
     """Replay a trace. Returns the first mismatch, or None. Raises NotOffered if a declined call makes the rest meaningless."""
     subject.family = next((request.family for request in trace.requests), "")  # the family whose limits apply
-    takes_float32(subject)
+    require_float32(subject)
     numbers: dict[int, int] = {}  # maps the ids in the file to the ids of this replay
     results: dict[int, Any] = {}
     for request, reply, line in zip(trace.requests, trace.replies, trace.lines, strict=True):
         try:
-            args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
+            args = {name: renumber_references(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
         except KeyError:
             continue  # it refers to a declined call
-        before = len(subject.conversation)
+        before = len(subject.call_trace)
         try:
-            within_limits(subject, request, args)
-            answer = _answer(subject, request.op, on, args)
-            if request.name in all_families()[subject.family].whole and len(subject.conversation) > before + 1:
+            require_within_limits(subject, request, args)
+            answer = _make_call(subject, request.op, on, args)
+            if request.name in all_families()[subject.family].whole and len(subject.call_trace) > before + 1:
                 raise NotOffered(f"{request.op} in one call")
-            must_be(reply).judge(answer, request.op, subject.level)
+            parse_expectation(reply).judge(answer, request.op, subject.level)
         except NotOffered:
-            if not _only_looks(reply) or len(subject.conversation) > before:
+            if not _can_skip(reply) or len(subject.call_trace) > before:
                 raise  # the call changes state, or was made in several calls of which some succeeded
             continue
-        except Broken as broken:
-            broken.clause = broken.clause or reply.get("clause", "")
-            return FirstMismatch(line, broken)
+        except ClauseViolation as violation:
+            violation.clause = violation.clause or reply.get("clause", "")
+            return FirstMismatch(line, violation)
         if not answer.error:
-            numbers[request.id], results[request.id] = subject.conversation[-1].request.id, answer.ok
+            numbers[request.id], results[request.id] = subject.call_trace[-1].request.id, answer.ok
     return None
 
 
-def _answer(subject: Subject, op: str, on: int | None, args: dict[str, Any]) -> CallReply:
-    """Make a call and return its reply. Raises Broken if it does not return or the result is malformed; NotOffered."""
+def _make_call(subject: Subject, op: str, on: int | None, args: dict[str, Any]) -> CallReply:
+    """Make a call and return its reply. Raises ClauseViolation if it does not return or the result is malformed; NotOffered."""
     try:
         result = subject.call(op, on, args)
-    except (Broken, NotOffered):
+    except (ClauseViolation, NotOffered):
         raise
     except Exception as error:
-        if subject.conversation[-1].reply is None:
+        if subject.call_trace[-1].reply is None:
             raise  # an error in the judge itself
-        refused_whole(error)
-        return CallReply(error=error_of(error))
+        require_unsplit_error(error)
+        return CallReply(error=to_call_error(error))
     return CallReply(ObjectReference(result.id) if isinstance(result, ObjectProxy) else result)
 
 
-def _only_looks(reply: dict[str, Any]) -> bool:
+def _can_skip(reply: dict[str, Any]) -> bool:
     """Whether the replay can continue without this call: it must raise, or it returns existing data and changes nothing."""
     ok = reply.get("ok")
     if "error" in reply or set(reply) == {"id", "any", "clause"}:
@@ -90,14 +90,14 @@ def _only_looks(reply: dict[str, Any]) -> bool:
     return not (ok is None or "chosen" in reply or (isinstance(ok, dict) and "handle" in ok))
 
 
-def must_be(reply: dict[str, Any]) -> Expectation:
+def parse_expectation(reply: dict[str, Any]) -> Expectation:
     """The expectation that a reply line describes: the inverse of `Expectation.wire`."""
     clause = reply.get("clause", "")
     if "error" in reply:
         kinds = tuple(reply["error"]["kinds"])
         return AcceptedOrError(clause, kinds=kinds) if "any" in reply else ExpectedError(clause, kinds=kinds)
     if "chosen" in reply:
-        return AnyOf(clause, says=reply["chosen"])
+        return AnyOf(clause, range_text=reply["chosen"])
     if "any" in reply:
         return UnjudgedReply(clause)
     ok = from_wire(reply["ok"])
@@ -112,8 +112,8 @@ def must_be(reply: dict[str, Any]) -> Expectation:
         names=tuple(f"part {i}" for i in range(len(parts))) if len(parts) > 1 else ("",),
         parts=tuple(ExpectedReads(part, each) for part, each in zip(parts, slacks, strict=False)),
         always_slack="within" in reply,
-        unsure=from_wire(reply.get("unsure")),
-        used=tuple(slice(stop) for stop in used),
+        undetermined=from_wire(reply.get("unsure")),
+        used_slices=tuple(slice(stop) for stop in used),
         shape=tuple(size if stop is None else None for stop, size in zip(used, whole, strict=True)) if used else None,
         codes_of=reply.get("codes", ""),
         bits="bits" in reply,

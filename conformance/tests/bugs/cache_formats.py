@@ -15,7 +15,7 @@ from kvref.quantized import QuantizedCache
 from kvref.tiered import TieredCache
 from kvref.token_store import SlotStore, TokenStore
 from kvref.windowed import WindowedCache
-from kvref_conformance.oracle.formats import SCALED, SYMMETRIC
+from kvref_conformance.oracle.formats import SCALED_FORMATS, SYMMETRIC_FORMATS
 
 STEP = "kvref.windowed.WindowedCache.step"
 SETTLE, ADOPT = "kvref.tiered.TieredCache._migrate", "kvref.tiered.TieredCache._set_policy"
@@ -446,7 +446,7 @@ def keys_are_turned_where_heads_have_a_scale_alone(patch):
 
     def some(self, rotary, by, slots):
         keys = self._store.keys
-        left = keys.format.name in SCALED and keys.format.name not in SYMMETRIC
+        left = keys.format.name in SCALED_FORMATS and keys.format.name not in SYMMETRIC_FORMATS
         return keys.stored(slots) if left else turned(self, rotary, by, slots)
 
     patch.setattr(PagedCache, "_rotate_keys", some)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvref_conformance.runner.zoo_report import look_at
+from kvref_conformance.runner.zoo_report import judge_member
 from player_traces import caches, sharing, windows
 from player_traces.recorder import TraceRecorder
 
@@ -22,6 +22,6 @@ def write_traces(folder: Path) -> None:
     """Write one trace per script and per zoo member into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     traces = {name: TraceRecorder().record(script) for name, script in SCRIPTS.items()}
-    traces |= {name: look_at(name).shortest.trace for name in ZOO_MEMBERS}
+    traces |= {name: judge_member(name).shortest.trace for name in ZOO_MEMBERS}
     for name, lines in traces.items():
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
-from kvref_conformance.implementations import load
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.oracle.model_runner import ModelRunner, UnknownObject
 from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.traces import format
@@ -18,14 +18,14 @@ class TraceRecorder:
     """Calls to the reference, and a note for some of them."""
 
     def __init__(self) -> None:
-        self._judge = CheckRunner(load("reference"))
+        self._judge = CheckRunner(load_implementation("reference"))
         self._subject = self._judge.begin()
         self._notes: dict[int, str] = {}
         self._values = iter(range(1, 10_000))
 
     def note(self, text: str) -> None:
         """Add a note to the next call."""
-        self._notes[len(self._subject.conversation) + 1] = text
+        self._notes[len(self._subject.call_trace) + 1] = text
 
     def new(self, family: str, **sizes: Any) -> ObjectProxy:
         return self._subject.new(family, **sizes)
@@ -38,11 +38,11 @@ class TraceRecorder:
         """Run a script, and return the lines of its trace. The script's docstring is the title."""
         script(self)
         title = (script.__doc__ or "").strip()
-        header = format.Header("any", title, "model", format.who(self._judge.implementation, "reference"))
+        header = format.Header("any", title, "model", format.describe_implementation(self._judge.implementation, "reference"))
         try:
-            lines = format.written(header, ModelRunner("exact"), self._subject.conversation)
+            lines = format.trace_lines(header, ModelRunner("exact"), self._subject.call_trace)
         except UnknownObject:  # the trace contains numbers that no model defines
-            lines = format.written(replace(header, judge="check"), ModelRunner("exact"), self._subject.conversation)
+            lines = format.trace_lines(replace(header, judge="check"), ModelRunner("exact"), self._subject.call_trace)
         for id, note in self._notes.items():
             request = json.loads(lines[2 * id - 1])
             lines[2 * id - 1] = json.dumps(request | {"note": note})

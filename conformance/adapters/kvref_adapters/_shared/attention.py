@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvref.errors import ShapeMismatch
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 def padding_rows(query: Any, length: int) -> int:

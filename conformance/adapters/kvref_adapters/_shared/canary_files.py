@@ -11,8 +11,8 @@ import numpy as np
 
 from kvref.canary import Canary, sized
 from kvref_canary.files import huggingface as files
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import NotOffered
 
 Model = TypeVar("Model")
 
@@ -47,7 +47,7 @@ class EngineAdapter(ABC):
 
 def write_canary(canary: Canary, folder: Path) -> None:
     """Write the canary in float32 as Hugging Face's folder."""
-    files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
+    files.write_folder(folder, files.make_files(canary, "mistral" if any(canary.windows) else "llama", "float32"))
 
 
 def load_once(load: Callable[[Canary, Path], Model]) -> Callable[[Canary, Path], Model]:

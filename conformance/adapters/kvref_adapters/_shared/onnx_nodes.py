@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 OPSET, IR = 24, 11
 Run = Callable[[bytes, Mapping[str, Any]], list[Any]]  # takes a serialized model and its inputs by name, returns its outputs

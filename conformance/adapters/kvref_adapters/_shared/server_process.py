@@ -18,9 +18,9 @@ from kvref_adapters._shared import die_with_parent
 from kvref_adapters._shared.canary_files import EngineAdapter, write_canary
 from kvref_canary.server.errors import ServerError
 from kvref_canary.server.url import Address
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.implementations.server import ServerImplementation, ServerSessions
-from kvref_conformance.outcome import CannotRun
 
 STARTING = 100.0  # seconds until a server must answer
 LOADING = 503  # the status that some servers return until they are ready
@@ -102,7 +102,7 @@ class ServerProcess:
         """Whether the server still generates a token after a short prompt."""
         prompt = [BOS, FIRST_WORD]
         try:
-            self._served.background.run(self._served.asker.ask(prompt, 1))
+            self._served.background.run(self._served.asker.complete(prompt, 1))
         except ServerError:
             return False
         return True

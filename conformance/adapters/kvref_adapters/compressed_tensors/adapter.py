@@ -20,8 +20,8 @@ from transformers import DynamicCache, LlamaConfig
 
 from kvref.errors import ConfigError, PositionOutOfRange, ShapeMismatch
 from kvref_adapters._shared.torch_arrays import E4M3FN, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
-from kvref_conformance.oracle.formats import PLAIN
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
 ARGS = {
     name: QuantizationArgs(num_bits=8, type=kind, symmetric=True, strategy="token", dynamic=True)
@@ -51,7 +51,7 @@ class CompressedTensorsGroups(TorchRows):
     name = "compressed-tensors-groups"
     version = version("compressed-tensors")
     project = "compressed-tensors"
-    formats = tuple(f"int{bits}_g{group}_{scale}" for bits in (8, 4) for group in (32, 64, 128) for scale in PLAIN)
+    formats = tuple(f"int{bits}_g{group}_{scale}" for bits in (8, 4) for group in (32, 64, 128) for scale in PLAIN_FORMATS)
 
     def quantize(self, rows: Any, format: str) -> tuple[Any, Any, None]:
         args = _grouped(format)

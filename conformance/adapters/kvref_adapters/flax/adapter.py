@@ -19,8 +19,8 @@ from flax.errors import ScopeParamShapeError
 
 from kvref.errors import ConfigError, DtypeMismatch, ShapeMismatch
 from kvref_adapters._shared.attention import join_heads
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import NotOffered
 
 LONGEST = 2048  # tokens; the buffers have their final size from the start
 

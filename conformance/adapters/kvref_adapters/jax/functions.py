@@ -14,8 +14,8 @@ from jax import lax
 
 from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
 from kvref_adapters._shared.attention import check_value_width, padding_rows
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import NotOffered
 
 
 class JaxFunctions:

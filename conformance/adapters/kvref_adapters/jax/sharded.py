@@ -24,7 +24,7 @@ from kvref.attention import accept_query
 from kvref.errors import CapacityExceeded, PositionOutOfRange, RankOutOfRange, in_range
 from kvref.validation import accept_pair
 from kvref_adapters.jax.functions import JaxFunctions
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.exceptions import CannotRun
 
 BACKEND = kvref.backend("numpy")
 ROW, COLUMN = "heads", "tokens"  # the axes of the mesh

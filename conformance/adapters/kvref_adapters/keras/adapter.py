@@ -11,8 +11,8 @@ from typing import Any
 
 from kvref.errors import ShapeMismatch
 from kvref_adapters._shared.attention import check_value_width, padding_rows
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import CannotRun
 
 
 def import_keras(backend: str) -> Any:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from kvref.errors import CapacityExceeded, ConfigError, ShapeMismatch
 from kvref_adapters._shared.attention import join_heads
 from kvref_adapters.keras.adapter import import_keras
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import NotOffered
 
 LONGEST = 2048  # tokens; the buffers have their final size from the start
 

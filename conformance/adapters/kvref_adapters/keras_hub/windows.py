@@ -29,7 +29,7 @@ from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
 from keras_hub.src.models.qwen3.qwen3_decoder import Qwen3TransformerDecoder
 
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_one_projection, check_queries, check_sizes
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 CONTEXT = 512  # the size of each cache in tokens
 Mask = Callable[[int, Any, int], Any]  # arguments: number of queries, the cache, the position of the first query

@@ -26,8 +26,8 @@ from kvref.errors import CapacityExceeded, ConfigError, DtypeMismatch, PositionO
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_one_projection, check_queries, check_sizes
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_adapters._shared.torch_arrays import OneThreadTorch
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
-from kvref_conformance.outcome import NotOffered
 
 
 class _LitGPT(OneThreadTorch):

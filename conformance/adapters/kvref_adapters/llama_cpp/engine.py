@@ -23,8 +23,8 @@ from kvref.canary import Canary
 from kvref.errors import CapacityExceeded, OutOfBlocks, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter, load_once
 from kvref_canary.files import gguf
+from kvref_conformance.exceptions import CannotRun, NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import CannotRun, NotOffered
 
 VERSION = f"{version('xllamacpp')} (xllamacpp)"
 # values of ggml's enum for the types of a cache
@@ -502,5 +502,5 @@ class LlamaCppEngine:
 def _model(canary: Canary, folder: Path) -> LlamaModel:
     """The canary in float32. The cache belongs to a context, not to the model."""
     file = folder / "canary.gguf"
-    gguf.write(file, gguf.gguf(canary, "float32"))
+    gguf.write_gguf(file, gguf.gguf_file(canary, "float32"))
     return LlamaModel(file)

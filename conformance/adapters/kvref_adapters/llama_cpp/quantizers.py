@@ -14,8 +14,8 @@ import numpy as np
 import xllamacpp.xllamacpp
 
 from kvref_adapters._shared.arrays import NumpyArrays
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import NotOffered
 
 LIBRARY = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
 BLOCK = 32

@@ -8,11 +8,11 @@ from pathlib import Path
 from kvref.canary import sized
 from kvref_adapters.llama_cpp.engine import LlamaContext, LlamaModel  # the functions of llama.h
 from kvref_canary.files import gguf
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.exceptions import CannotRun
 
 if len(sys.argv) == 1:
     canary = sized(num_layers=2, num_kv_heads=2, num_query_heads=4, head_dim=64, context=128, period=32, window=0)
-    gguf.write(Path("canary.gguf"), gguf.gguf(canary, "float32"))
+    gguf.write_gguf(Path("canary.gguf"), gguf.gguf_file(canary, "float32"))
     for sequences in (8, 9, 1000):
         quiet = os.environ | {"GGML_NO_BACKTRACE": "1"}
         child = subprocess.run([sys.executable, __file__, str(sequences)], capture_output=True, text=True, env=quiet)

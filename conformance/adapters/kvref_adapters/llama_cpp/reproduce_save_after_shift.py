@@ -7,7 +7,7 @@ from kvref_adapters.llama_cpp.engine import BatchRow, LlamaContext, LlamaModel  
 from kvref_canary.files import gguf
 
 canary = sized(num_layers=2, num_kv_heads=2, num_query_heads=4, head_dim=64, context=128, period=32, window=0)
-gguf.write(Path("canary.gguf"), gguf.gguf(canary, "float32"))
+gguf.write_gguf(Path("canary.gguf"), gguf.gguf_file(canary, "float32"))
 options = {"type_k": "f16", "type_v": "f16", "flash_attn": -1, "kv_unified": True}
 tokens = [BOS, *range(FIRST_WORD, FIRST_WORD + 60)]
 for when in ("saved immediately", "saved after a llama_decode"):

@@ -14,7 +14,7 @@ from kvref.canary import Canary
 from kvref_adapters._shared.server_process import ServerAdapter
 from kvref_adapters.llama_cpp.engine import VERSION
 from kvref_canary.files import gguf
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 SLOTS = 4
 
@@ -29,7 +29,7 @@ class LlamaCppServer(ServerAdapter):
         if any(canary.windows):
             raise NotOffered("windows: llama.cpp's Llama has none")
         file = folder.with_name("canary.gguf")
-        gguf.write(file, gguf.gguf(canary, "float32"))
+        gguf.write_gguf(file, gguf.gguf_file(canary, "float32"))
         return [sys.executable, __file__, str(file), str(port), str(SLOTS * canary.context)]
 
 

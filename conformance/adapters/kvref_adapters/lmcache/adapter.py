@@ -17,7 +17,7 @@ import torch
 from kvref.errors import OutOfBlocks, PositionOutOfRange, integer
 from kvref_adapters._shared.import_stubs import install_stubs
 from kvref_adapters._shared.torch_arrays import TorchArrays
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 if "lmcache" not in sys.modules:
     install_stubs(("nvtx", "cpuinfo", "aiohttp", "cachetools", "numba"))

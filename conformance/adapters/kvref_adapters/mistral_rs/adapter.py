@@ -15,9 +15,9 @@ from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_canary.files import huggingface as files
-from kvref_canary.files.vocabulary import text, tokens
+from kvref_canary.files.vocabulary import to_text, to_tokens
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
-from kvref_conformance.outcome import NotOffered
 
 GREEDY: dict[str, Any] = {"model": "default", "temperature": 0.0, "top_k": 1, "ignore_eos": True}
 
@@ -34,7 +34,7 @@ class MistralRsCompletions(EngineAdapter):
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "MistralRsEngine":
         if not canary.survives("float16"):
             raise NotOffered("a canary of these sizes: float16 is not precise enough for it")
-        files.write(folder, _folder(canary))
+        files.write_folder(folder, _folder(canary))
         architecture = Architecture.Mistral if any(canary.windows) else Architecture.Llama
         which: Any = Which.Plain(model_id=str(folder), arch=architecture, dtype=ModelDType.F32)
         return MistralRsEngine(canary, Runner(which=which, **self.options))
@@ -70,11 +70,11 @@ class MistralRsEngine(WholePrompts):
         return told
 
     def _asked(self, prompt: Sequence[int], count: int, **options: Any) -> Any:
-        request = ChatCompletionRequest(messages=text(self.canary, prompt), max_tokens=count, **GREEDY, **options)
+        request = ChatCompletionRequest(messages=to_text(self.canary, prompt), max_tokens=count, **GREEDY, **options)
         return self._runner.send_chat_completion_request(request)
 
     def _read(self, said: Iterable[str]) -> list[int]:
-        return tokens(self.canary, "".join(said))
+        return to_tokens(self.canary, "".join(said))
 
 
 def _folder(canary: Canary) -> files.Files:
@@ -82,7 +82,7 @@ def _folder(canary: Canary) -> files.Files:
 
     mistral.rs rejects a tokenizer without a decoder, so it has a simple one.
     """
-    made = files.made(canary, "mistral" if any(canary.windows) else "llama", "float32")
+    made = files.make_files(canary, "mistral" if any(canary.windows) else "llama", "float32")
     changes = {
         "tokenizer.json": {"post_processor": None, "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}},
         "tokenizer_config.json": {"chat_template": "{{ messages[0]['content'] }}"},

@@ -23,8 +23,8 @@ from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, ChunkedKVCac
 from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
 from kvref_adapters.mlx.adapter import Mlx
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import NotOffered
 
 
 class MlxLm(Mlx):

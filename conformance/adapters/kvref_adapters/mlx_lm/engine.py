@@ -24,7 +24,7 @@ from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, SequenceNotFound, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter, write_canary
 from kvref_adapters._shared.server_process import ServerAdapter
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 PIECE = 16  # prefill chunk in tokens: shorter than the judge's prompts
 

@@ -24,7 +24,7 @@ from kvref_adapters._shared import onnx_nodes
 from kvref_adapters._shared.arrays import NumpyArrays
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
 from kvref_adapters._shared.onnx_nodes import OnnxGrowingCache, OnnxNodeKernels, OnnxOperators
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 TO = {
     "float8_e4m3fn": (TensorProto.FLOAT8E4M3FN, np.uint8), "float8_e5m2": (TensorProto.FLOAT8E5M2, np.uint8),

@@ -28,7 +28,7 @@ from openvino.utils.node_factory import NodeFactory
 from kvref.errors import DtypeMismatch, ShapeMismatch
 from kvref_adapters._shared.arrays import NumpyArrays
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 BLOCK = 32  # tokens per block on this plugin, as the cache shapes of a compiled model show
 PRECISION = {"float32": "f32", "float16": "f16"}

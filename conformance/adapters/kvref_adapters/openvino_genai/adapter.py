@@ -22,8 +22,8 @@ from kvref.canary import EOS, Canary, Weights, weights
 from kvref.canary.dimensions import EPSILON
 from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
-from kvref_conformance.outcome import NotOffered
 
 
 @cache

@@ -47,7 +47,7 @@ from kvref.errors import (
 )
 from kvref_adapters._shared.torch_arrays import TorchArrays
 from kvref_adapters.sglang.modules import DEVICE, VERSION, sglang_module
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 ALLOCATOR = sglang_module("mem_cache.allocator")
 PAGE = 4  # slots

@@ -16,8 +16,8 @@ import numpy as np
 from tinygrad import Tensor, Variable, dtypes
 
 from kvref.errors import DtypeMismatch, ShapeMismatch
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.outcome import NotOffered
 
 DTYPES = {
     "float16": (dtypes.float16, dtypes.uint16),

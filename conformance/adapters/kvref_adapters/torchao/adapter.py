@@ -26,7 +26,7 @@ from torchao.quantization.quant_primitives import MappingType, choose_qparams_af
 from kvref.errors import ConfigError, DtypeMismatch
 from kvref_adapters._shared.torch_arrays import E4M3FN, E5M2, INT8, TorchRows, bytes_as_fp8, fp8_as_bytes
 from kvref_conformance.implementation_api import Level
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
 LIMITS: Mapping[str, Any] = {"width": {"least": 2}}
 
@@ -74,7 +74,7 @@ class TorchAoGroups(TorchRows):
     name = "torchao-groups"
     version = version("torchao")
     project = "torchao"
-    formats = tuple(f"int{bits}_g{group}_{scale}" for bits in (8, 4, 2) for group in (32, 64, 128) for scale in PLAIN)
+    formats = tuple(f"int{bits}_g{group}_{scale}" for bits in (8, 4, 2) for group in (32, 64, 128) for scale in PLAIN_FORMATS)
 
     def quantize(self, rows: Any, format: str) -> tuple[Any, Any, None]:
         block, top, dtype = _grouped(format)

@@ -15,7 +15,7 @@ import torch
 
 from kvref.errors import CapacityExceeded, ConfigError, DtypeMismatch, ShapeMismatch
 from kvref_adapters._shared.torch_arrays import OneThreadTorch
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 def _loaded(file: str) -> Any:

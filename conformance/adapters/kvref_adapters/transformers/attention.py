@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward as 
 
 from kvref.errors import ShapeMismatch
 from kvref_adapters._shared.torch_arrays import TorchArrays
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 class _TransformersAttention(TorchArrays):

@@ -42,7 +42,7 @@ from transformers.masking_utils import create_chunked_causal_mask, create_slidin
 from kvref.errors import CapacityExceeded, DtypeMismatch, NotTruncatable, PositionOutOfRange, RowOutOfRange, ShapeMismatch
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
 from kvref_adapters._shared.torch_arrays import E4M3FN, TorchArrays, TorchRows
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 class _TransformersCaches(TorchArrays):

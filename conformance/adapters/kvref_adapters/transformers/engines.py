@@ -24,8 +24,8 @@ from kvref.errors import OutOfBlocks
 from kvref_adapters._shared.canary_files import EngineAdapter
 from kvref_adapters._shared.server_process import ServerAdapter
 from kvref_canary.files import huggingface as files
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
-from kvref_conformance.outcome import NotOffered
 
 
 class TransformersGenerate(EngineAdapter):
@@ -120,7 +120,7 @@ def model_of(canary: Canary, folder: Path, attention: str) -> Any:
     torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
     if (canary, attention) not in _MODELS:
         architecture, model = ("mistral", MistralForCausalLM) if any(canary.windows) else ("llama", LlamaForCausalLM)
-        files.write(folder, files.made(canary, architecture, "float32"))
+        files.write_folder(folder, files.make_files(canary, architecture, "float32"))
         _MODELS[canary, attention] = model.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return _MODELS[canary, attention]
 

@@ -48,7 +48,7 @@ from kvref.errors import (
 )
 from kvref_adapters._shared.attention import WINDOW_LIMITS, check_queries, check_sizes
 from kvref_adapters._shared.torch_arrays import TorchArrays
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 FULL_ATTENTION = "full_attention"
 SMALLEST_PAGE = 4  # tokens: the minimum in BOUNDS of its initialization

@@ -19,9 +19,9 @@ from kvref.canary import Canary, weights
 from kvref.canary.dimensions import EPSILON
 from kvref.errors import PositionOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter, write_canary
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
 
 OPSET, IR = 18, 9
 END = np.iinfo(np.int64).max

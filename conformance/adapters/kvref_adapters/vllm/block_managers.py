@@ -44,7 +44,7 @@ import torch
 import kvref_adapters.vllm.import_stubs  # noqa: F401 - before vLLM
 from kvref.errors import ConfigError, InUse, KeyNotFound, OutOfBlocks
 from kvref_adapters._shared.arrays import NumpyArrays
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 from vllm.sampling_params import SamplingParams  # isort: skip
 from vllm.utils.hashing import sha256  # isort: skip

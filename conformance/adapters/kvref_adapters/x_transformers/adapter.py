@@ -17,7 +17,7 @@ from x_transformers.x_transformers import Attention, LayerIntermediates
 
 from kvref.errors import DtypeMismatch, ShapeMismatch
 from kvref_adapters._shared.torch_arrays import TorchArrays
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 class XTransformersGrouped(TorchArrays):

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from kvref_conformance.families import Family
 from kvref_conformance.implementation_api import Attended, HeadNumbers, Query, Tokens, Values
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 FAMILY = Family(
     name="attention",
@@ -49,13 +49,13 @@ class AttentionFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(2, sizes.heads, sizes.dim)
-    query = rows(1, sizes.heads, sizes.dim)
+    tokens = counting_rows(2, sizes.heads, sizes.dim)
+    query = counting_rows(1, sizes.heads, sizes.dim)
     return {
         **on_family("attention", {
             "attention": args(query=query, keys=tokens, values=tokens, scale=1.0, causal=False, length=2),
             "window_attention": args(query=query, keys=tokens, values=tokens, scale=1.0, window=1, sinks=0, chunk=0),
             "sink_attention": args(query=query, keys=tokens, values=tokens, scale=1.0, causal=False,
-            logit_sink=rows(sizes.heads)),
+            logit_sink=counting_rows(sizes.heads)),
         }),
     }  # fmt: skip

@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import rounding, seen
+from kvref_conformance.oracle.attention import output_rounding, visible_positions
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import (
     LOUD_SCALE,
     assert_same,
+    assert_shape,
+    assert_true,
     assert_within,
     expected_attention,
-    looking_at,
-    loud_at_ends,
-    normal,
+    keys_loud_at_view_ends,
+    normal_rows,
+    one_hot_queries,
     raises,
-    shaped,
-    true,
 )
-from kvref_conformance.testlib.fixtures import pair_of_tokens, random_tokens
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import DIMS, edges
+from kvref_conformance.testlib.fixtures import random_pair, random_tokens
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.production_sizes import HEAD_DIMS, power_of_two_edges
 from kvref_conformance.testlib.registry import check
 
 Shape = tuple[int, int, int, int, int]  # queries, query heads, kv heads, tokens, dim
@@ -45,7 +45,7 @@ def nearest_shapes(subject: Subject) -> list[Shape]:
 
 def inputs(subject: Subject, queries: int, heads: int, kv_heads: int, count: int, dim: int) -> tuple[NDArray, NDArray, NDArray]:
     shapes = (queries, heads, dim), (count, kv_heads, dim), (count, kv_heads, dim)
-    query, keys, values = (normal(subject, *shape) for shape in shapes)
+    query, keys, values = (normal_rows(subject, *shape) for shape in shapes)
     return query, keys, values
 
 
@@ -86,7 +86,7 @@ def attention_weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None
     for scale in (0.0, 1.0, 2.5, -1.0):
         got = attend(subject, repeat_for_group(subject, tokens[1:]), tokens, tokens, scale)
         want = repeat_for_group(subject, tokens[1:]) / (1 + math.exp(-scale))
-        bound = 1e-6 + rounding(want, np.zeros(1), subject.dtype)
+        bound = 1e-6 + output_rounding(want, np.zeros(1), subject.dtype)
         assert_within(got, want, bound, f"weight of the second token at scale {scale}")
 
 
@@ -97,7 +97,7 @@ def attention_output_is_as_wide_as_the_values(subject: Subject) -> None:
         shape, width = nearest_shape(subject, 3, heads, kv_heads, 7, 5), subject.size("head_dim", wanted)
         dim = shape[4] if shape[4] != width else subject.size("head_dim", 99)  # another width, as far away as the limits allow
         query, keys, _ = inputs(subject, *shape[:4], dim)
-        values = normal(subject, 7, shape[2], width)
+        values = normal_rows(subject, 7, shape[2], width)
         want, bound = expected_attention(subject, query, keys, values, scale=0.5)
         got = attend(subject, query, keys, values)
         assert_within(got, want, bound, f"attention over keys of {dim} elements and values of {width}")
@@ -122,7 +122,7 @@ def attention_with_large_scores_is_finite(subject: Subject) -> None:
         fits = np.abs(query).max() * abs(factor) <= MAX.get(subject.dtype, np.inf)  # otherwise the scale is that large
         large = round_to(query * np.float32(factor if fits else 1.0), subject.dtype)
         got = attend(subject, large, keys, values, 1.0 if fits else factor)
-        true(np.isfinite(got).all(), f"output with queries * {factor}", "finite values", got)
+        assert_true(np.isfinite(got).all(), f"output with queries * {factor}", "finite values", got)
     number, scale = root_and_scale(subject, 1e36)
     tokens, ones = first_elements(subject, *[number] * 4), first_elements(subject, *[1.0] * 4)
     tied = attend(subject, repeat_for_group(subject, tokens[:1]), tokens, ones, 0.5 * scale)
@@ -141,7 +141,7 @@ def attention_with_scores_beyond_float32_returns_nan_or_the_exact_output(subject
         values = first_elements(subject, *range(7, 7 + len(keys)))
         q = repeat_for_group(subject, first_elements(subject, query))
         got = float(attend(subject, q, first_elements(subject, *keys), values, scale if query == large else 1.0)[0, 0, 0])
-        true(np.isnan(got) or got == exactly, f"output of query {query} over keys {keys}", f"{exactly} or NaN", got)
+        assert_true(np.isnan(got) or got == exactly, f"output of query {query} over keys {keys}", f"{exactly} or NaN", got)
 
 
 def root_and_scale(subject: Subject, product: float) -> tuple[float, float]:
@@ -171,9 +171,9 @@ def attention_output_is_between_the_values(subject: Subject) -> None:
         each = np.repeat(values, shape[1] // shape[2], axis=1).astype(np.float64)
         largest = np.abs(each).max(axis=0)
         slack = (2 * shape[3] + 3) * 2.0**-23 * largest
-        slack += rounding(largest, slack, subject.dtype)
+        slack += output_rounding(largest, slack, subject.dtype)
         inside = (got >= each.min(axis=0) - slack) & (got <= each.max(axis=0) + slack)
-        true(inside.all(), f"output for the shape {shape}", "between the least and the largest value", got[~inside])
+        assert_true(inside.all(), f"output for the shape {shape}", "between the least and the largest value", got[~inside])
 
 
 @check("ATTN-06", "attention")
@@ -237,9 +237,9 @@ def query_of(subject: Subject, count: int) -> NDArray:
 
 @check("LAW-16", "attention")
 def attention_does_not_modify_its_arguments(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     arguments = {"query": query_of(subject, 2), "keys": random_tokens(subject, 4), "values": random_tokens(subject, 4)}
-    own = {name: subject.own(rows) for name, rows in arguments.items()}
+    own = {name: subject.to_own_array(rows) for name, rows in arguments.items()}
     subject.new("attention").attention(*own.values(), scale=0.5, causal=True, length=3)
     for name, rows in arguments.items():
         assert_same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
@@ -262,13 +262,13 @@ def attention_with_wrong_shapes_raises(subject: Subject) -> None:
 
 @check("LAW-20", "attention")
 def a_length_may_be_of_any_type(subject: Subject) -> None:
-    query, (keys, values) = query_of(subject, 1), pair_of_tokens(subject, 120)
+    query, (keys, values) = query_of(subject, 1), random_pair(subject, 120)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         given = {"scale": 1.0, "causal": False, "length": 100}
         yield "attention over 100 tokens", typed.call(subject.new("attention"), "attention", query, keys, values, **given)
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 # Checks of LAW-18: attention at production sizes, with inputs in which a single missing token changes the result.
@@ -277,8 +277,8 @@ def a_length_may_be_of_any_type(subject: Subject) -> None:
 def assert_attention(subject: Subject, queries: int, heads: tuple[int, int], length: int, dim: int, padding: int = 3) -> None:
     """Checks attention over `length` tokens followed by padding. heads: numbers of query heads and of kv heads."""
     _, query_heads, kv_heads, _, dim = nearest_shape(subject, queries, *heads, length, dim)
-    query = normal(subject, queries, query_heads, dim)
-    keys, values = (normal(subject, length + padding, kv_heads, dim) for _ in range(2))
+    query = normal_rows(subject, queries, query_heads, dim)
+    keys, values = (normal_rows(subject, length + padding, kv_heads, dim) for _ in range(2))
     scale, causal = 1 / math.sqrt(dim), 1 < queries <= length and not padding
     got = attend(subject, query, keys, values, scale, causal=causal, length=length)
     want, bound = expected_attention(subject, query, keys[:length], values[:length], scale=scale, causal=causal)
@@ -287,10 +287,10 @@ def assert_attention(subject: Subject, queries: int, heads: tuple[int, int], len
 
 @check("LAW-18", "attention")
 def attention_at_production_sizes_is_within_the_bound(subject: Subject) -> None:
-    for length in edges(1025):
+    for length in power_of_two_edges(1025):
         assert_attention(subject, 1, (4, 2), length, 64)
     assert_attention(subject, 1, (2, 1), 4097, 64)
-    for dim in DIMS:
+    for dim in HEAD_DIMS:
         for heads in ((8, 2), (12, 12), (16, 2), (7, 1)):
             assert_attention(subject, 1, heads, 130, dim)
     for queries in (15, 17, 63, 65, 127, 129):  # prompts that end inside a tile, or at its end
@@ -320,7 +320,7 @@ def assert_window_attention(subject: Subject, queries: int, count: int, window: 
     """Checks windowed attention over random tokens."""
     query, keys, values = inputs(subject, *nearest_shape(subject, queries, 4, 2, count, 8))
     got = subject.new("attention").window_attention(query, keys, values, scale=0.5, window=window, sinks=sinks, chunk=chunk)
-    views = [seen(at, window, sinks, chunk) for at in range(count - queries, count)]
+    views = [visible_positions(at, window, sinks, chunk) for at in range(count - queries, count)]
     want, bound = expected_attention(subject, query, keys, values, scale=0.5, views=views)
     words = f"a window of {window}" + f", {sinks} sinks" * bool(sinks) + f", chunks of {chunk}" * bool(chunk)
     assert_within(got, want, bound, f"attention of the last {queries} of {count} tokens, with {words}")
@@ -376,12 +376,12 @@ def assert_views(subject: Subject, queries: int, count: int, window: int, sinks:
     """Checks that some of the last queries see exactly the tokens in their view, at both ends."""
     _, heads, kv_heads, _, dim = nearest_shape(subject, queries, 4, 2, count, 64)
     rows = sorted({0, 1, 15, 16, 63, 64, queries - 2, queries - 1})[:dim]
-    views = [seen(count - queries + row, window, sinks, chunk) for row in rows]
-    keys, values = loud_at_ends(count, kv_heads, dim, views), normal(subject, count, kv_heads, dim)
-    query = looking_at([rows.index(row) if row in rows else None for row in range(queries)], heads, dim)
+    views = [visible_positions(count - queries + row, window, sinks, chunk) for row in rows]
+    keys, values = keys_loud_at_view_ends(count, kv_heads, dim, views), normal_rows(subject, count, kv_heads, dim)
+    query = one_hot_queries([rows.index(row) if row in rows else None for row in range(queries)], heads, dim)
     got = subject.new("attention").window_attention(
         query, keys, values, scale=LOUD_SCALE, window=window, sinks=sinks, chunk=chunk
     )
     want, bound = expected_attention(subject, query[rows], keys, values, scale=LOUD_SCALE, views=views)
     what = f"attention of queries {rows} of the last {queries} of {count} tokens, with a window of {window}"
-    assert_within(shaped(got, query.shape, what)[rows], want, bound, f"{what}, {sinks} sinks and chunks of {chunk}")
+    assert_within(assert_shape(got, query.shape, what)[rows], want, bound, f"{what}, {sinks} sinks and chunks of {chunk}")

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.oracle.attention import U, attention, seen
-from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, UnjudgedReply, finite, float32  # fmt: skip
+from kvref_conformance.oracle.attention import U, attention, visible_positions
+from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, UnjudgedReply, all_finite, to_float32  # fmt: skip
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.reference_model import FunctionModel
 
@@ -22,24 +22,24 @@ class Attention(FunctionModel):
         self, query: Any, keys: Any, values: Any, scale: float, window: int, sinks: int, chunk: int
     ) -> Expectation:
         first = len(keys) - len(query)
-        views = [seen(at, window, sinks, chunk) for at in range(first, len(keys))]
+        views = [visible_positions(at, window, sinks, chunk) for at in range(first, len(keys))]
         return _expected("WIN-07" if chunk else "WIN-05" if sinks else "WIN-01", query, keys, values, scale, views=views)
 
     def sink_attention(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, logit_sink: Any) -> Expectation:
-        sink = float32(logit_sink)
+        sink = to_float32(logit_sink)
         if sink.shape != query.shape[1:2] or not (
-            finite(sink[sink > -np.inf]) and np.abs(sink[sink > -np.inf]).max(initial=0) < 1e30
+            all_finite(sink[sink > -np.inf]) and np.abs(sink[sink > -np.inf]).max(initial=0) < 1e30
         ):
             raise ValueError("logit_sink: expected one per query head")
         return _expected("WIN-08", query, keys, values, scale, causal=causal, logit_sink=sink)
 
 
 def _expected(clause: str, query: Any, keys: Any, values: Any, scale: float, **options: Any) -> Expectation:
-    query, keys, values = (float32(part) for part in (query, keys, values))
+    query, keys, values = (to_float32(part) for part in (query, keys, values))
     if query.ndim != 3 or keys.ndim != 3 or query.shape[1] % keys.shape[1]:
         raise ValueError("shapes that do not fit")
     reach = [float(np.abs(part).max(initial=0)) for part in (query, keys)]
-    if not finite(query, keys, values) or reach[0] * reach[1] * query.shape[2] * max(1.0, abs(scale)) > 1e38:
+    if not all_finite(query, keys, values) or reach[0] * reach[1] * query.shape[2] * max(1.0, abs(scale)) > 1e38:
         return UnjudgedReply(clause)  # the scores overflow float32
     out, bound = attention(query, keys, values, scale=scale, **options)
     return ExpectedArrays(clause, parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

@@ -4,12 +4,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.blocks.model import Blocks
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, raises, true
-from kvref_conformance.testlib.fixtures import new
-from kvref_conformance.testlib.integer_types import REFUSED, Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, Counter, tried, within_bounds
+from kvref_conformance.testlib.assertions import assert_equal, assert_true, raises
+from kvref_conformance.testlib.fixtures import new_object
+from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.law_adapter import (
+    LARGEST_JSON_INTEGER,
+    NEGATIVE,
+    Counter,
+    assert_counters_within_bounds,
+    call_tolerating_errors,
+)
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 
@@ -33,7 +39,7 @@ class PoolFixture(Session):
         super().look(*(names or ("num_free", "num_used")))
 
     def reject(self, operation: str, *blocks: int) -> None:
-        """Makes the call with each of these blocks. Raises Broken unless each call raises and changes nothing."""
+        """Makes the call with each of these blocks. Raises ClauseViolation unless each call raises and changes nothing."""
         for block in blocks:
             with raises("BlockNotAllocated"):
                 getattr(self.cache, operation)(block)
@@ -49,7 +55,7 @@ class PoolFixture(Session):
 def new_pool_has_only_free_blocks(subject: Subject) -> None:
     for wanted in (0, 1, 5):
         size = subject.size("num_blocks", wanted)
-        pool = new(subject, "blocks", num_blocks=size)
+        pool = new_object(subject, "blocks", num_blocks=size)
         assert_equal((pool.num_blocks, pool.num_free, pool.num_used), (size, size, 0), "total, free and used of a new pool")
 
 
@@ -100,7 +106,7 @@ def free_of_a_block_that_was_not_allocated_raises(subject: Subject) -> None:
 
 @check("BLOCK-06", "blocks")
 def utilization_is_used_over_total(subject: Subject) -> None:
-    assert_equal(new(subject, "blocks", num_blocks=0).utilization, 0.0, "utilization of a pool of 0 blocks")
+    assert_equal(new_object(subject, "blocks", num_blocks=0).utilization, 0.0, "utilization of a pool of 0 blocks")
     pool = PoolFixture(subject, num_blocks=4)
     for _ in range(pool.total):
         pool.look("utilization")
@@ -129,16 +135,16 @@ def allocate_many_returns_all_blocks_or_raises(subject: Subject) -> None:
 
 @check("LAW-19", "blocks")
 def counts_stay_within_bounds_after_invalid_calls(subject: Subject) -> None:
-    pool = new(subject, "blocks")
+    pool = new_object(subject, "blocks")
     total = pool.config["num_blocks"]
     first, *_ = [pool.allocate() for _ in range(min(3, total))]
     pool.free(first)
     wrong = [(name, (block,)) for name in ("share", "free") for block in (first, first, -1, total, LARGEST_JSON_INTEGER)]
     wrong += [("allocate_many", (count,)) for count in (*NEGATIVE, total + 1, LARGEST_JSON_INTEGER)]
     for name, args in (*wrong, *[("allocate", ())] * (total + 2)):
-        tried(getattr(pool, name), *args)
+        call_tolerating_errors(getattr(pool, name), *args)
         counters: list[Counter] = [(f"{count} of {total}", getattr(pool, count), total) for count in ("num_free", "num_used")]
-        within_bounds([*counters, ("utilization", pool.utilization, 1.0)], f"{name}{args}")
+        assert_counters_within_bounds([*counters, ("utilization", pool.utilization, 1.0)], f"{name}{args}")
 
 
 @check("LAW-11", "blocks")
@@ -154,7 +160,7 @@ def allocate_many_of_a_negative_number_raises(subject: Subject) -> None:
 def blocks_are_counted_in_any_type(subject: Subject) -> None:
     total = subject.size("num_blocks", 120)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         pool = typed.new("blocks", num_blocks=total)
         held = [pool.allocate() for _ in range(-(-total * 5 // 6))]
         for block in held[-10:]:
@@ -165,21 +171,21 @@ def blocks_are_counted_in_any_type(subject: Subject) -> None:
         yield "freeing the block again", typed.call(pool, "free", held[-5:][0])
         yield "free, used and utilization", (pool.num_free, pool.num_used, pool.utilization)
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-20", "blocks")
 def several_blocks_are_asked_for_in_any_type(subject: Subject) -> None:
     total = subject.size("num_blocks", 120)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         pool = typed.new("blocks", num_blocks=total)
         for count in (total * 5 // 6, total, total - total * 5 // 6):
             got = typed.call(pool, "allocate_many", count)
-            yield f"allocate_many({count})", got if got == REFUSED else len(got)
+            yield f"allocate_many({count})", got if got == RAISED else len(got)
             yield "free and used", (pool.num_free, pool.num_used)
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-03a", "blocks")
@@ -200,11 +206,11 @@ def num_free_and_num_used_add_up(subject: Subject) -> None:
 
 @check("LAW-18", "blocks")
 def allocate_and_free_keep_thousands_of_blocks(subject: Subject) -> None:
-    pool = new(subject, "blocks", num_blocks=1100)
+    pool = new_object(subject, "blocks", num_blocks=1100)
     total = pool.config["num_blocks"]
     for _ in range(2):
         blocks = [pool.allocate() for _ in range(total)]
-        true(set(blocks) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(blocks)))
+        assert_true(set(blocks) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(blocks)))
         assert_equal((pool.num_free, pool.num_used), (0, total), "free and used in an exhausted pool")
         for block in subject.rng.permutation(total).tolist():
             pool.free(block)
@@ -213,14 +219,14 @@ def allocate_and_free_keep_thousands_of_blocks(subject: Subject) -> None:
 
 @check("LAW-18", "blocks")
 def allocate_many_returns_every_block_past_16_bits(subject: Subject) -> None:
-    pool = new(subject, "blocks", num_blocks=70_000)
+    pool = new_object(subject, "blocks", num_blocks=70_000)
     total, blocks = pool.config["num_blocks"], list[int]()
     for count in (255, 1, 1, 1000, 64_000, total):
         blocks += [int(block) for block in pool.allocate_many(min(count, total - len(blocks)))]
         assert_equal(pool.num_used, len(blocks), f"used after {len(blocks)} allocations")
-        if "blocks.allocate_many" in subject.through:
+        if "blocks.allocate_many" in subject.derivations_used:
             raise NotOffered("allocate_many, without which this many allocations take too long")
-    true(set(blocks) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(blocks)))
+    assert_true(set(blocks) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(blocks)))
     again = [block for block in (*range(250, 260), *range(65_530, 65_540), total - 1) if block < total]
     for block in again:
         pool.free(block)
@@ -229,7 +235,7 @@ def allocate_many_returns_every_block_past_16_bits(subject: Subject) -> None:
 
 @check("LAW-18", "blocks")
 def share_counts_thousands_of_references(subject: Subject) -> None:
-    pool = new(subject, "blocks", num_blocks=3)
+    pool = new_object(subject, "blocks", num_blocks=3)
     total, block = pool.config["num_blocks"], pool.allocate()
     for _ in range(1100):
         pool.share(block)

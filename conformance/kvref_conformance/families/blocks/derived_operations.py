@@ -2,16 +2,16 @@
 
 from functools import partial
 
-from kvref_conformance.calls.derived_operations import DerivedOperation, in_turn
+from kvref_conformance.calls.derived_operations import DerivedOperation, call_in_order
 from kvref_conformance.calls.proxy import ObjectProxy
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 def allocate_one_by_one(pool: ObjectProxy, count: int) -> list[int]:
     if count < 0:
         raise NotOffered("allocate_many of a negative number (derived from allocate)")
     blocks = list[int]()
-    in_turn(partial(lambda: blocks.append(pool.allocate())) for _ in range(count))
+    call_in_order(partial(lambda: blocks.append(pool.allocate())) for _ in range(count))
     return blocks
 
 

@@ -3,59 +3,68 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from kvref_conformance.oracle.expectations import AnyOf, ExactValue, Expectation, ExpectedError, not_in_range, refuse  # fmt: skip
-from kvref_conformance.oracle.reference_model import Look, ReferenceModel
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    AnyOf,
+    ExactValue,
+    Expectation,
+    ExpectedError,
+    expect_error,
+    range_errors,
+)
+from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 
 
 class Blocks(ReferenceModel):
     family = "blocks"
-    blamed: ClassVar = {
+    clause_by_observation: ClassVar = {
         ("new", "num_free"): "BLOCK-01", ("allocate", "num_free"): "BLOCK-02", ("free", "num_free"): "BLOCK-04",
         ("allocate_many", "num_free"): "BLOCK-07", ("share", "num_free"): "SHARE-01", "references": "SHARE-01",
         **{("shared nothing", seen): "SHARE-02" for seen in ("num_free", "num_used", "references")},
         "num_blocks": "BLOCK-01", "num_used": "LAW-03", "utilization": "BLOCK-06",
     }  # fmt: skip
-    blamed_after_refusal = "BLOCK-05"
+    clause_after_error = "BLOCK-05"
 
     def __init__(self, *, num_blocks: int) -> None:
         super().__init__()
         self.total = num_blocks
         self.references_of: dict[int, int] = {}  # block -> number of references
 
-    def looks(self) -> list[Look]:
-        counts: list[Look] = [(name, {}) for name in ("num_free", "num_used", "num_blocks", "utilization")]
+    def observations(self) -> list[ReadCall]:
+        counts: list[ReadCall] = [(name, {}) for name in ("num_free", "num_used", "num_blocks", "utilization")]
         return counts + [("references", {"block": block}) for block in range(self.total)]
 
     def num_blocks(self) -> Expectation:
-        return ExactValue(self.blame("num_blocks"), value=self.total)
+        return ExactValue(self.clause_of("num_blocks"), value=self.total)
 
     def num_free(self) -> Expectation:
-        return ExactValue(self.blame("num_free"), value=self.total - len(self.references_of))
+        return ExactValue(self.clause_of("num_free"), value=self.total - len(self.references_of))
 
     def num_used(self) -> Expectation:
-        return ExactValue(self.blame("num_used"), value=len(self.references_of))
+        return ExactValue(self.clause_of("num_used"), value=len(self.references_of))
 
     def utilization(self) -> Expectation:
-        return ExactValue(self.blame("utilization"), value=len(self.references_of) / self.total if self.total else 0.0)
+        return ExactValue(self.clause_of("utilization"), value=len(self.references_of) / self.total if self.total else 0.0)
 
     def allocate(self) -> Expectation:
         if len(self.references_of) == self.total:
             return ExpectedError("BLOCK-03", kinds=("OutOfBlocks",))
         says = f"a block in [0, {self.total}) not among {sorted(self.references_of)}"
         good = set(range(self.total)) - self.references_of.keys()
-        return AnyOf("BLOCK-02", self.did("allocate", self._allocate), says=says, accepts=lambda block: block in good)
+        return AnyOf(
+            "BLOCK-02", self.on_success("allocate", self._allocate), range_text=says, accepts=lambda block: block in good
+        )
 
     def allocate_many(self, count: Any) -> Expectation:
-        refused = self.did("allocate_many")
-        if wrong := not_in_range(count, None, "PositionOutOfRange"):
-            return refuse(wrong, lambda: refused(None))
+        refused = self.on_success("allocate_many")
+        if wrong := range_errors(count, None, "PositionOutOfRange"):
+            return expect_error(wrong, lambda: refused(None))
         if count > self.total - len(self.references_of):
-            return refuse([("OutOfBlocks", "BLOCK-07")], lambda: refused(None))
+            return expect_error([("OutOfBlocks", "BLOCK-07")], lambda: refused(None))
         good = set(range(self.total)) - self.references_of.keys()
-        then = self.did("allocate_many", self._allocate_all)
+        then = self.on_success("allocate_many", self._allocate_all)
         says = f"{count} different blocks of [0, {self.total}), none of them among {sorted(self.references_of)}"
         return AnyOf(
-            "BLOCK-02", then, says=says, accepts=lambda blocks: len(set(blocks)) == count and set(blocks) <= good,
+            "BLOCK-02", then, range_text=says, accepts=lambda blocks: len(set(blocks)) == count and set(blocks) <= good,
             length=(count, "BLOCK-07"),
         )  # fmt: skip
 
@@ -63,23 +72,23 @@ class Blocks(ReferenceModel):
         if block not in self.references_of:
             return self._refuse_sharing()
         return Expectation(
-            "SHARE-01", self.did("share", lambda ok: self.references_of.update({block: self.references_of[block] + 1}))
+            "SHARE-01", self.on_success("share", lambda ok: self.references_of.update({block: self.references_of[block] + 1}))
         )
 
     def free(self, block: Any) -> Expectation:
         if block not in self.references_of:
-            return self.refuse([("BlockNotAllocated", "BLOCK-05")])
+            return self.expect_error([("BlockNotAllocated", "BLOCK-05")])
         return Expectation(
-            "BLOCK-04", self.did("free" if self.references_of[block] == 1 else "share", lambda ok: self._free(block))
+            "BLOCK-04", self.on_success("free" if self.references_of[block] == 1 else "share", lambda ok: self._free(block))
         )
 
     def references(self, block: Any) -> Expectation:
-        if wrong := not_in_range(block, self.total, "BlockNotAllocated", "SHARE-01"):
-            return self.refuse(wrong)
-        return ExactValue(self.blame("references"), value=self.references_of.get(block, 0))
+        if wrong := range_errors(block, self.total, "BlockNotAllocated", "SHARE-01"):
+            return self.expect_error(wrong)
+        return ExactValue(self.clause_of("references"), value=self.references_of.get(block, 0))
 
     def _refuse_sharing(self) -> ExpectedError:
-        return refuse([("BlockNotAllocated", "SHARE-02")], lambda: self.did("shared nothing")(None))
+        return expect_error([("BlockNotAllocated", "SHARE-02")], lambda: self.on_success("shared nothing")(None))
 
     def _allocate(self, block: int) -> None:
         self.references_of[block] = 1

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.blocks.model import Blocks
-from kvref_conformance.fuzz.base_machine import FamilyStateMachine, one_of
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import FamilyStateMachine, choose_one
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 
 INDEX = st.integers(0, 3)
 
@@ -15,7 +15,7 @@ class BlocksStateMachine(FamilyStateMachine):
 
     @initialize(num_blocks=st.sampled_from((2, 3, 1, 4, 3, 0)))
     def new(self, num_blocks: int) -> None:
-        self.make(num_blocks=num_blocks)
+        self.make_object(num_blocks=num_blocks)
 
     @precondition(lambda self: self.objects)
     @rule()
@@ -32,7 +32,7 @@ class BlocksStateMachine(FamilyStateMachine):
     def free(self, index: int) -> None:
         pool = self.models[self.objects[0]]
         assert isinstance(pool, Blocks)
-        block = one_of(pool.references_of, index)
+        block = choose_one(pool.references_of, index)
         if block is not None:
             self.call("free", self.objects[0], block=block)
 
@@ -41,7 +41,7 @@ class BlocksStateMachine(FamilyStateMachine):
     def share(self, index: int) -> None:
         pool = self.models[self.objects[0]]
         assert isinstance(pool, Blocks)
-        block = one_of(pool.references_of, index)
+        block = choose_one(pool.references_of, index)
         if block is not None:
             self.call("share", self.objects[0], block=block)
 
@@ -53,7 +53,7 @@ class BlocksStateMachine(FamilyStateMachine):
 
 # The states of the block pool that random call sequences should reach, because bugs depend on them.
 
-refusals("blocks", "OutOfBlocks", "BlockNotAllocated")
+register_error_states("blocks", "OutOfBlocks", "BlockNotAllocated")
 
 
 @state("blocks", "allocate", raising="OutOfBlocks")
@@ -63,12 +63,12 @@ def a_pool_with_blocks_is_exhausted(call: ModelCall) -> bool:
 
 @state("blocks", "allocate")
 def a_freed_block_is_allocated_again(call: ModelCall) -> bool:
-    return call.ok in call.past.given_back
+    return call.result in call.history.freed_blocks
 
 
 @state("blocks", "allocate")
 def an_exhausted_pool_allocates_again(call: ModelCall) -> bool:
-    return "a pool with blocks is exhausted" in call.past.met
+    return "a pool with blocks is exhausted" in call.history.reached
 
 
 @state("blocks", "free")
@@ -78,12 +78,12 @@ def a_block_is_freed_while_others_are_allocated(call: ModelCall) -> bool:
 
 @state("blocks", "free")
 def the_last_of_several_blocks_is_freed(call: ModelCall) -> bool:
-    return len(call.model.references_of) == 1 and bool(call.past.given_back)
+    return len(call.model.references_of) == 1 and bool(call.history.freed_blocks)
 
 
 @state("blocks", "free", raising="BlockNotAllocated")
 def a_block_is_freed_twice(call: ModelCall) -> bool:
-    return call.args["block"] in call.past.given_back
+    return call.args["block"] in call.history.freed_blocks
 
 
 @state("blocks", "free", raising="BlockNotAllocated")
@@ -103,17 +103,17 @@ def a_shared_block_is_freed_once(call: ModelCall) -> bool:
 
 @state("blocks", "free")
 def the_last_reference_of_a_shared_block_is_freed(call: ModelCall) -> bool:
-    return call.model.references_of[call.args["block"]] == 1 and "a shared block is freed once" in call.past.met
+    return call.model.references_of[call.args["block"]] == 1 and "a shared block is freed once" in call.history.reached
 
 
 @state("blocks", "share", raising="BlockNotAllocated")
 def a_block_that_was_freed_is_shared(call: ModelCall) -> bool:
-    return call.args["block"] in call.past.given_back
+    return call.args["block"] in call.history.freed_blocks
 
 
 def note_blocks(call: ModelCall) -> None:
-    if call.op == "blocks.free" and not call.raised and call.model.references_of[call.args["block"]] == 1:
-        call.past.given_back.add(call.args["block"])
+    if call.op == "blocks.free" and not call.error_kind and call.model.references_of[call.args["block"]] == 1:
+        call.history.freed_blocks.add(call.args["block"])
 
 
 NOTES["blocks"] = note_blocks

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from kvref_conformance.families import Family
 from kvref_conformance.implementation_api import Numbers, Statistics
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 FAMILY = Family(
     name="buffers",
@@ -89,7 +89,7 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
         }),
         **on_family("buffer", {
             "size": args(), "capacity": args(), "length": args(), "address": args(),
-            "extend": args(values=rows(sizes.dim)), "values": args(),
+            "extend": args(values=counting_rows(sizes.dim)), "values": args(),
             "clear": args(), "release": args(),
         }),
     }  # fmt: skip

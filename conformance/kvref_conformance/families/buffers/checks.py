@@ -10,20 +10,25 @@ from typing import Any
 import numpy as np
 
 from kvref.array import Array
-from kvref_conformance.calls.messages import kinds_of
+from kvref_conformance.calls.messages import error_kinds
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.buffers import counters_of
 from kvref_conformance.families.buffers.model import SIZE_CLASSES
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, normal, raises, true
-from kvref_conformance.testlib.fixtures import new
-from kvref_conformance.testlib.integer_types import REFUSED, Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, tried, within_bounds
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true, normal_rows, raises
+from kvref_conformance.testlib.fixtures import new_object
+from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.law_adapter import (
+    LARGEST_JSON_INTEGER,
+    NEGATIVE,
+    assert_counters_within_bounds,
+    call_tolerating_errors,
+)
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.thread_stress import THREADS, in_threads
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, run_in_threads
 
 
 def assert_counts(pool: ObjectProxy, counts: tuple[int, ...], free: dict[int, int] | None = None) -> None:
@@ -37,7 +42,7 @@ def assert_counts(pool: ObjectProxy, counts: tuple[int, ...], free: dict[int, in
 
 @check("BUF-01", "buffers")
 def acquire_returns_the_smallest_class_that_fits(subject: Subject) -> None:
-    pool = new(subject, "buffers")
+    pool = new_object(subject, "buffers")
     for size in (1024, 4096, 16384, 65536, 262144):
         for request in (size, size - 1, size // 4 + 1):
             buffer = pool.acquire(request)
@@ -54,7 +59,7 @@ def acquire_returns_the_smallest_class_that_fits(subject: Subject) -> None:
 
 @check("BUF-02a", "buffers")
 def acquire_returns_memory_that_no_buffer_in_use_has(subject: Subject) -> None:
-    pool, live = new(subject, "buffers"), dict[int, Any]()
+    pool, live = new_object(subject, "buffers"), dict[int, Any]()
     for mark in range(1, 25):
         buffer = pool.acquire(int(subject.rng.choice([100, 1024, 3000, 5000])))
         buffer.extend(np.full(buffer.capacity, mark, np.float32))
@@ -68,7 +73,7 @@ def acquire_returns_memory_that_no_buffer_in_use_has(subject: Subject) -> None:
 
 @check("BUF-02ab", "buffers")
 def address_is_a_multiple_of_a_cache_line(subject: Subject) -> None:
-    pool, spans = new(subject, "buffers"), list[tuple[int, int]]()
+    pool, spans = new_object(subject, "buffers"), list[tuple[int, int]]()
     buffers = [pool.acquire(request) for request in (1, 1024, 1025, 20000, 70000, 5, 5)]
     for buffer in buffers:
         address = buffer.address
@@ -76,7 +81,7 @@ def address_is_a_multiple_of_a_cache_line(subject: Subject) -> None:
             raise NotOffered("addresses of buffers")
         assert_equal(address % 64, 0, "address of a buffer, modulo 64")
         apart = all(address >= end or address + buffer.size <= begin for begin, end in spans)
-        true(apart, "address of a buffer, compared with other buffers in use", "no overlap", address)
+        assert_true(apart, "address of a buffer, compared with other buffers in use", "no overlap", address)
         spans.append((address, address + buffer.size))
 
 
@@ -96,7 +101,7 @@ def stats_add_up(subject: Subject) -> None:
 
 @check("BUF-03", "buffers")
 def acquire_of_a_released_class_is_a_hit(subject: Subject) -> None:
-    pool = new(subject, "buffers")
+    pool = new_object(subject, "buffers")
     pool.acquire(10).release()
     assert_counts(pool, (0, 1, 1, 1, 0))
     pool.acquire(1024)
@@ -107,7 +112,7 @@ def acquire_of_a_released_class_is_a_hit(subject: Subject) -> None:
 
 @check("BUF-04", "buffers")
 def release_keeps_at_most_max_buffers(subject: Subject) -> None:
-    pool = new(subject, "buffers", max_buffers=3)
+    pool = new_object(subject, "buffers", max_buffers=3)
     most = pool.config["max_buffers"]
     for buffer in [pool.acquire(2000) for _ in range(most + 2)] + [pool.acquire(10) for _ in range(most)]:
         buffer.release()
@@ -151,20 +156,20 @@ def prewarm_fills_the_free_list(subject: Subject) -> None:
 
 @check("BUF-07", "buffers")
 def hit_rate_is_hits_over_requests(subject: Subject) -> None:
-    pool = new(subject, "buffers")
+    pool = new_object(subject, "buffers")
     assert_equal(pool.stats().hit_rate, 0.0, "hit rate before the first request")
     pool.prewarm(1024, 1)
     assert_equal(pool.stats().hit_rate, 0.0, "hit rate after prewarm, before the first request")
     for requests in (1, 2, 3):
         pool.acquire(1)
         rate = pool.stats().hit_rate
-        true(abs(rate - 1 / requests) < 1e-6, "hit rate", f"1 / {requests}", rate)
+        assert_true(abs(rate - 1 / requests) < 1e-6, "hit rate", f"1 / {requests}", rate)
 
 
 @check("BUF-09a", "buffers")
 def extend_past_the_capacity_raises(subject: Subject) -> None:
     buffer = Session(subject).cache.acquire(1000)
-    values = normal(subject, 256)
+    values = normal_rows(subject, 256)
     buffer.extend(values[:100])
     buffer.extend(values[100:255])
     buffer.values()
@@ -189,7 +194,7 @@ def clear_empties_a_buffer_in_use(subject: Subject) -> None:
 
 @check("BUF-09c", "buffers")
 def release_makes_further_calls_raise(subject: Subject) -> None:
-    buffer = new(subject, "buffers").acquire(1000)
+    buffer = new_object(subject, "buffers").acquire(1000)
     buffer.release()
     for method, arguments in (("extend", (np.ones(1, np.float32),)), ("values", ()), ("clear", ())):
         with raises("BufferReleased"):
@@ -201,16 +206,16 @@ def release_makes_further_calls_raise(subject: Subject) -> None:
 
 @check("LAW-16", "buffers")
 def extend_does_not_modify_its_input(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     values = np.array([1.5, -2.5], np.float32)
-    own = subject.own(values)
-    new(subject, "buffers").acquire(8).extend(own)
+    own = subject.to_own_array(values)
+    new_object(subject, "buffers").acquire(8).extend(own)
     assert_same(subject.numpy(own.array), values, "the input array after extend")
 
 
 @check("LAW-19", "buffers")
 def stats_stay_within_bounds_after_invalid_calls(subject: Subject) -> None:
-    pool = new(subject, "buffers")
+    pool = new_object(subject, "buffers")
     most = pool.config["max_buffers"]
     buffers = [pool.acquire(10) for _ in range(most + 2)]
     wrong: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [(pool.prewarm, (1024, count)) for count in (2, *NEGATIVE)]
@@ -218,13 +223,13 @@ def stats_stay_within_bounds_after_invalid_calls(subject: Subject) -> None:
     wrong += [(buffer.release, ()) for buffer in buffers for _ in range(2)]
     wrong += [(pool.clear, ()), (buffers[0].release, ()), (pool.clear, ()), (pool.prewarm, (1024, -1))]
     for call, args in wrong:
-        tried(call, *args)
-        within_bounds(counters_of(pool.stats(), most), f"invalid calls, the last with {args}")
+        call_tolerating_errors(call, *args)
+        assert_counters_within_bounds(counters_of(pool.stats(), most), f"invalid calls, the last with {args}")
 
 
 @check("LAW-11", "buffers")
 def acquire_and_prewarm_of_negative_numbers_raise(subject: Subject) -> None:
-    pool = new(subject, "buffers")
+    pool = new_object(subject, "buffers")
     for count in NEGATIVE:
         with raises("PositionOutOfRange"):
             pool.acquire(count)
@@ -235,15 +240,15 @@ def acquire_and_prewarm_of_negative_numbers_raise(subject: Subject) -> None:
 
 @check("LAW-20", "buffers")
 def bytes_and_buffers_are_counted_in_any_type(subject: Subject) -> None:
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         pool = typed.new("buffers")
         yield "prewarm with 3 buffers", typed.call(pool, "prewarm", 1024, 3)
         yield "prewarm with 100 buffers", typed.call(pool, "prewarm", 1024, 100)
         buffer = typed.call(pool, "acquire", 100)
-        yield "size of a buffer for 100 bytes", buffer if buffer == REFUSED else buffer.size
+        yield "size of a buffer for 100 bytes", buffer if buffer == RAISED else buffer.size
         yield "statistics", dict(pool.stats())
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-05b", "buffers")
@@ -269,7 +274,7 @@ def extend_fills_every_class_to_its_last_value(subject: Subject) -> None:
     buffers = [pool.acquire(size) for size in (*SIZE_CLASSES, SIZE_CLASSES[-1] - 3)]
     for buffer in buffers:
         for count in (buffer.capacity - 1, 1):
-            buffer.extend(normal(subject, count))
+            buffer.extend(normal_rows(subject, count))
     for buffer in buffers:
         buffer.values()
 
@@ -279,12 +284,12 @@ def acquire_keeps_hundreds_of_buffers_apart(subject: Subject) -> None:
     pool = Session(subject, max_buffers=300).cache
     buffers = [pool.acquire(1024 if number % 3 else 4096) for number in range(400)]
     for buffer in buffers:
-        buffer.extend(normal(subject, 70))
+        buffer.extend(normal_rows(subject, 70))
     for buffer in buffers[::2]:
         buffer.release()
     for number in range(300):
         buffers.append(pool.acquire(1000))
-        buffers[-1].extend(normal(subject, 33 + number % 90))
+        buffers[-1].extend(normal_rows(subject, 33 + number % 90))
     for buffer in buffers[1:400:2] + buffers[400:]:
         buffer.values()
     assert_equal(pool.stats().returns, 200, "returns in the statistics")
@@ -296,7 +301,7 @@ def acquire_keeps_hundreds_of_buffers_apart(subject: Subject) -> None:
 @check("BUF-08a", "buffers")
 def acquire_and_release_by_several_threads_lose_no_buffer(subject: Subject) -> None:
     each = 150
-    pool = new(subject, "buffers", max_buffers=64)
+    pool = new_object(subject, "buffers", max_buffers=64)
 
     def work(thread: int, rng: np.random.Generator) -> None:
         mark = np.full(8, thread + 1, np.float32)
@@ -308,16 +313,16 @@ def acquire_and_release_by_several_threads_lose_no_buffer(subject: Subject) -> N
             one.release()
             two.release()
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     stats = pool.stats()
-    requests = 2 * THREADS * each
+    requests = 2 * NUM_THREADS * each
     assert_equal((stats.hits + stats.misses, stats.returns), (requests, requests), "number of requests and of returns")
     assert_free_after_all_releases(stats)
 
 
 @check("BUF-08a", "buffers")
 def stats_add_up_after_calls_of_several_threads(subject: Subject) -> None:
-    pool, requests = new(subject, "buffers", max_buffers=8), list[int]()
+    pool, requests = new_object(subject, "buffers", max_buffers=8), list[int]()
 
     def work(thread: int, rng: np.random.Generator) -> None:
         buffers_in_use = list[tuple[ObjectProxy, NDArray]]()
@@ -338,7 +343,7 @@ def stats_add_up_after_calls_of_several_threads(subject: Subject) -> None:
         for buffer, _ in buffers_in_use:
             buffer.release()
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     stats = pool.stats()
     assert_equal((stats.hits + stats.misses, stats.returns), (len(requests), len(requests)), "number of requests and of returns")
     assert_free_after_all_releases(stats)
@@ -351,14 +356,14 @@ def assert_free_after_all_releases(stats: Any) -> None:
 
 @check("BUF-08a", "buffers")
 def extend_by_several_threads_keeps_all_values(subject: Subject) -> None:
-    buffer, each = new(subject, "buffers").acquire(SIZE_CLASSES[1]), 20
-    marks = [np.full(8, thread + 1, np.float32) for thread in range(THREADS)]
+    buffer, each = new_object(subject, "buffers").acquire(SIZE_CLASSES[1]), 20
+    marks = [np.full(8, thread + 1, np.float32) for thread in range(NUM_THREADS)]
 
     def work(thread: int, rng: np.random.Generator) -> None:
         for _ in range(each):
             buffer.extend(marks[thread])
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     rows = buffer.values().reshape(-1, 8)
     want = np.concatenate([np.tile(mark, (each, 1)) for mark in marks])
     assert_same(rows[np.argsort(rows[:, 0], kind="stable")], want, "values of a buffer that four threads filled, sorted")
@@ -370,12 +375,15 @@ def release_waits_until_the_buffer_is_written(subject: Subject) -> None:
 
     The calls are made on the implementation's objects and not recorded, because recording takes longer than the race window.
     """
-    subject.in_this_process("calls from several threads")
-    handle, size = new(subject, "buffers", max_buffers=64), SIZE_CLASSES[-1]
+    subject.require_same_process("calls from several threads")
+    handle, size = new_object(subject, "buffers", max_buffers=64), SIZE_CLASSES[-1]
     first = handle.acquire(size)
     first.extend(np.ones(1, np.float32))
     first.release()  # one of these raises NotOffered if it is missing
-    pool, (old, own) = subject.held[handle.id], (subject.own(np.full(size // 4, mark, np.float32)).array for mark in (1, 2))
+    pool, (old, own) = (
+        subject.objects[handle.id],
+        (subject.to_own_array(np.full(size // 4, mark, np.float32)).array for mark in (1, 2)),
+    )
     took = min(_seconds(pool.acquire(size).extend, old) for _ in range(3))
     for _ in range(100):
         owner = _next_owner(subject, pool, old, own, after=float(subject.rng.uniform(0, 2 * took)))
@@ -398,7 +406,7 @@ def _next_owner(subject: Subject, pool: Any, old: Array, own: Array, after: floa
             try:
                 buffer.extend(old)
             except Exception as error:
-                if "BufferReleased" not in kinds_of(error):
+                if "BufferReleased" not in error_kinds(error):
                     raise
         elif thread == 1:
             began = perf_counter()
@@ -408,5 +416,5 @@ def _next_owner(subject: Subject, pool: Any, old: Array, own: Array, after: floa
             taken.append(pool.acquire(SIZE_CLASSES[-1]))
             taken[0].extend(own)
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     return taken[0]

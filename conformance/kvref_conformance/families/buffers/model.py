@@ -5,20 +5,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import (  # fmt: skip
+from kvref_conformance.oracle.expectations import (
     ExactValue,
     Expectation,
     ExpectedArrays,
     ExpectedError,
     NewResult,
     UnjudgedReply,
-    exactly,
-    float32,
-    not_in_range,
-    tokens_of,
-    wrong_arrays,
+    array_errors,
+    count_tokens,
+    exact_reads,
+    range_errors,
+    to_float32,
 )
-from kvref_conformance.oracle.reference_model import Look, ReferenceModel
+from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 
 SIZE_CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
 
@@ -30,8 +30,8 @@ def class_of(num_bytes: int) -> int:
 
 class Buffers(ReferenceModel):
     family = "buffers"
-    blamed: ClassVar = {("prewarm", "stats"): "BUF-06", "stats": "BUF-03"}
-    blamed_after_refusal = "BUF-03"
+    clause_by_observation: ClassVar = {("prewarm", "stats"): "BUF-06", "stats": "BUF-03"}
+    clause_after_error = "BUF-03"
 
     def __init__(self, *, max_buffers: int) -> None:
         super().__init__()
@@ -39,16 +39,16 @@ class Buffers(ReferenceModel):
         self.hits = self.misses = self.allocations = self.returns = self.drops = 0
         self.free = dict.fromkeys(SIZE_CLASSES, 0)
 
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         return [("stats", {})]
 
     def acquire(self, num_bytes: Any) -> Expectation:
-        if wrong := not_in_range(num_bytes, None, "PositionOutOfRange", "BUF-01"):
-            return self.refuse(wrong)
+        if wrong := range_errors(num_bytes, None, "PositionOutOfRange", "BUF-01"):
+            return self.expect_error(wrong)
         if num_bytes > SIZE_CLASSES[-1]:
-            return self.refuse([("BufferTooLarge", "BUF-01")])
-        then = self.did("acquire", lambda ok: self.serve(num_bytes))
-        return NewResult("BUF-01", then, says="a buffer", model=lambda: Buffer(self, num_bytes))
+            return self.expect_error([("BufferTooLarge", "BUF-01")])
+        then = self.on_success("acquire", lambda ok: self.serve(num_bytes))
+        return NewResult("BUF-01", then, range_text="a buffer", model=lambda: Buffer(self, num_bytes))
 
     def serve(self, num_bytes: int) -> None:
         """Serve one request."""
@@ -65,18 +65,18 @@ class Buffers(ReferenceModel):
 
     def prewarm(self, size: Any, count: Any) -> Expectation:
         wrong = [] if size in SIZE_CLASSES else [("ConfigError", "BUF-06")]
-        if wrong := wrong + not_in_range(count, None, "PositionOutOfRange", "BUF-06"):
-            return self.refuse(wrong)
+        if wrong := wrong + range_errors(count, None, "PositionOutOfRange", "BUF-06"):
+            return self.expect_error(wrong)
 
         def change(ok: Any) -> None:
             more = min(count, self.most - self.free[size])
             self.free[size] += more
             self.allocations += more
 
-        return Expectation("BUF-06", self.did("prewarm", change))
+        return Expectation("BUF-06", self.on_success("prewarm", change))
 
     def clear(self) -> Expectation:
-        return Expectation("BUF-09", self.did("clear", lambda ok: self.free.update(dict.fromkeys(SIZE_CLASSES, 0))))
+        return Expectation("BUF-09", self.on_success("clear", lambda ok: self.free.update(dict.fromkeys(SIZE_CLASSES, 0))))
 
     def stats(self) -> Expectation:
         requests = self.hits + self.misses
@@ -84,18 +84,18 @@ class Buffers(ReferenceModel):
             "hits": self.hits, "misses": self.misses, "allocations": self.allocations, "returns": self.returns,
             "drops": self.drops, "hit_rate": self.hits / requests if requests else 0.0, "free": dict(self.free),
         }  # fmt: skip
-        returns = "BUF-05" if self.last == "released twice" else self.blame("stats")
+        returns = "BUF-05" if self.last_change == "released twice" else self.clause_of("stats")
         clauses = {"hit_rate": "BUF-07", "returns": returns, "drops": "BUF-04"}
-        return ExactValue(self.blame("stats"), value=want, clauses=clauses)
+        return ExactValue(self.clause_of("stats"), value=want, clauses=clauses)
 
 
 class Buffer(ReferenceModel):
     family = "buffer"
-    blamed: ClassVar = {
+    clause_by_observation: ClassVar = {
         ("new", "length"): "LAW-05", ("new", "values"): "LAW-05", ("extend", "values"): "BUF-02",
         "length": "BUF-09", "values": "BUF-09",
     }  # fmt: skip
-    blamed_after_refusal = "BUF-09"
+    clause_after_error = "BUF-09"
 
     def __init__(self, pool: Buffers, num_bytes: int) -> None:
         super().__init__()
@@ -104,8 +104,8 @@ class Buffer(ReferenceModel):
         self.written: list[NDArray] = []
         self.in_use = True
 
-    def looks(self) -> list[Look]:
-        sizes: list[Look] = [("size", {}), ("capacity", {})] if self.last == "new" else []
+    def observations(self) -> list[ReadCall]:
+        sizes: list[ReadCall] = [("size", {}), ("capacity", {})] if self.last_change == "new" else []
         return [*sizes, ("length", {}), ("values", {})] if self.in_use else [("values", {})]
 
     def size(self) -> Expectation:
@@ -115,7 +115,7 @@ class Buffer(ReferenceModel):
         return ExactValue("BUF-01", value=self.bytes // 4)
 
     def length(self) -> Expectation:
-        return ExactValue(self.blame("length"), value=len(self._values())) if self.in_use else UnjudgedReply("BUF-09")
+        return ExactValue(self.clause_of("length"), value=len(self._values())) if self.in_use else UnjudgedReply("BUF-09")
 
     def address(self) -> Expectation:
         return UnjudgedReply("BUF-02")
@@ -126,29 +126,29 @@ class Buffer(ReferenceModel):
     def values(self) -> Expectation:
         if not self.in_use:
             return ExpectedError("BUF-09", kinds=("BufferReleased",))
-        return ExpectedArrays(self.blame("values"), parts=(exactly(self._values()),))
+        return ExpectedArrays(self.clause_of("values"), parts=(exact_reads(self._values()),))
 
     def extend(self, values: Any) -> Expectation:
-        wrong = [(kind, "BUF-09") for kind, _ in wrong_arrays((values, (None,)))]
+        wrong = [(kind, "BUF-09") for kind, _ in array_errors((values, (None,)))]
         written = len(self._values()) if self.in_use else 0
         if not self.in_use:
             wrong.append(("BufferReleased", "BUF-09"))
-        if written + tokens_of((values, (None,))) > self.bytes // 4:
+        if written + count_tokens((values, (None,))) > self.bytes // 4:
             wrong.append(("CapacityExceeded", "BUF-09"))
         if wrong:
-            return self.refuse(wrong)
-        return Expectation("BUF-09", self.did("extend", lambda ok: self.written.append(float32(values))))
+            return self.expect_error(wrong)
+        return Expectation("BUF-09", self.on_success("extend", lambda ok: self.written.append(to_float32(values))))
 
     def clear(self) -> Expectation:
         if not self.in_use:
-            return self.refuse([("BufferReleased", "BUF-09")])
-        return Expectation("BUF-09", self.did("clear", lambda ok: self.written.clear()))
+            return self.expect_error([("BufferReleased", "BUF-09")])
+        return Expectation("BUF-09", self.on_success("clear", lambda ok: self.written.clear()))
 
     def release(self) -> Expectation:
         def change(ok: Any) -> None:
-            self.pool.last = "release" if self.in_use else "released twice"
+            self.pool.last_change = "release" if self.in_use else "released twice"
             if self.in_use:
                 self.pool.put_back(self.bytes)
             self.in_use = False
 
-        return Expectation("BUF-05", self.did("release", change))
+        return Expectation("BUF-05", self.on_success("release", change))

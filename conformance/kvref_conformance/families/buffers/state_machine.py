@@ -6,7 +6,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.buffers.model import SIZE_CLASSES, Buffer, class_of
 from kvref_conformance.fuzz.base_machine import FamilyStateMachine
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 
 INDEX = st.integers(0, 3)
 
@@ -16,7 +16,7 @@ class BuffersStateMachine(FamilyStateMachine):
 
     @initialize(max_buffers=st.sampled_from((1, 2, 3, 2)))
     def new(self, max_buffers: int) -> None:
-        self.make(max_buffers=max_buffers)
+        self.make_object(max_buffers=max_buffers)
         self.pool = self.objects[0] if self.objects else None
 
     def buffer_at(self, index: int) -> int | None:
@@ -30,7 +30,7 @@ class BuffersStateMachine(FamilyStateMachine):
     def acquire(self, size: int) -> None:
         if len(self.objects) == 6 and (buffer := self.buffer_at(-1)) is not None:
             self.objects.remove(buffer)  # stop observing it
-        self.acquired(size)
+        self.acquire_buffer(size)
 
     @precondition(lambda self: len(self.objects) > 1)
     @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 256, 6, 0, 300)))
@@ -80,7 +80,7 @@ class BuffersStateMachine(FamilyStateMachine):
 
 # The states of the buffer pool that random call sequences should reach, because bugs depend on them.
 
-refusals(
+register_error_states(
     "buffers", "PositionOutOfRange", "BufferTooLarge", "ConfigError", "ShapeMismatch", "CapacityExceeded", "BufferReleased",
 )  # fmt: skip
 
@@ -97,8 +97,8 @@ def buffers_in_use(call: ModelCall, size: int) -> list[int]:
 
 @state("buffers", "buffer.extend")
 def a_buffer_contains_less_than_its_memory_did_before(call: ModelCall) -> bool:
-    before = call.past.buffers.get(call.model.bytes, 0)
-    return call.on in call.past.used_again and 0 < number_of_values(call) + call.tokens < before
+    before = call.history.buffer_sizes.get(call.model.bytes, 0)
+    return call.on in call.history.reused_buffers and 0 < number_of_values(call) + call.tokens < before
 
 
 @state("buffers", "acquire")
@@ -118,7 +118,7 @@ def a_buffer_is_released_twice(call: ModelCall) -> bool:
 
 @state("buffers", "buffer.release")
 def a_buffer_is_released_twice_while_another_has_its_memory(call: ModelCall) -> bool:
-    return not call.model.in_use and not call.past.used_again.isdisjoint(buffers_in_use(call, call.model.bytes))
+    return not call.model.in_use and not call.history.reused_buffers.isdisjoint(buffers_in_use(call, call.model.bytes))
 
 
 @state("buffers", "buffer.extend", raising="BufferReleased")
@@ -143,7 +143,7 @@ def an_extend_exceeds_the_room_of_a_buffer_with_values(call: ModelCall) -> bool:
 
 @state("buffers", "buffer.extend")
 def a_cleared_buffer_is_extended_with_fewer_values(call: ModelCall) -> bool:
-    return 0 < number_of_values(call) + call.tokens < call.past.most.get(call.on, 0)
+    return 0 < number_of_values(call) + call.tokens < call.history.max_tokens.get(call.on, 0)
 
 
 @state("buffers", "clear")
@@ -153,7 +153,7 @@ def a_pool_with_free_buffers_is_cleared(call: ModelCall) -> bool:
 
 @state("buffers", "buffer.release")
 def a_buffer_is_released_after_its_pool_was_cleared(call: ModelCall) -> bool:
-    return call.model.in_use and "a pool with free buffers is cleared" in call.past.met
+    return call.model.in_use and "a pool with free buffers is cleared" in call.history.reached
 
 
 @state("buffers", "prewarm")
@@ -169,15 +169,15 @@ def acquire_returns_a_free_buffer(call: ModelCall) -> bool:
 
 
 def note_buffers(call: ModelCall) -> None:
-    if call.raised:
+    if call.error_kind:
         return
-    if call.op == "buffers.acquire" and call.model.free[class_of(call.args["num_bytes"])] and call.past.buffers:
-        call.past.used_again.add(call.id)
+    if call.op == "buffers.acquire" and call.model.free[class_of(call.args["num_bytes"])] and call.history.buffer_sizes:
+        call.history.reused_buffers.add(call.id)
     elif call.op == "buffer.release" and call.model.in_use:
         size = call.model.bytes
-        call.past.buffers[size] = max(number_of_values(call), call.past.buffers.get(size, 0))
+        call.history.buffer_sizes[size] = max(number_of_values(call), call.history.buffer_sizes.get(size, 0))
     elif call.op == "buffer.clear":
-        call.past.most[call.on] = number_of_values(call)
+        call.history.max_tokens[call.on] = number_of_values(call)
 
 
 NOTES["buffers"] = note_buffers

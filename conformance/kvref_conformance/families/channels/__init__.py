@@ -6,9 +6,9 @@ from typing import Any, Protocol
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import Query, Tokens
-from kvref_conformance.oracle.formats import PLAIN, group_of
-from kvref_conformance.oracle.formats.kivi import FORMATS
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, group_of
+from kvref_conformance.oracle.formats.kivi import KIVI_FORMATS
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 
 def fits(config: Any) -> bool:
@@ -25,7 +25,7 @@ FAMILY = Family(
         "rollback": 0,
     },
     speaks_for=(*OF_CACHES, "ATTN-10", *(f"KIVI-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8)), "EDIT-02"),
-    formats={"format": FORMATS, "dtype": PLAIN},
+    formats={"format": KIVI_FORMATS, "dtype": PLAIN_FORMATS},
     may_be_zero=("rollback",),
     fits=fits,
     appending={"append": ("keys", "values")},
@@ -73,8 +73,8 @@ class ChannelsFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    dim = sizes.made.get("head_dim", 32)
-    tokens, query = rows(2, sizes.heads, dim), rows(1, sizes.heads, dim)
+    dim = sizes.config.get("head_dim", 32)
+    tokens, query = counting_rows(2, sizes.heads, dim), counting_rows(1, sizes.heads, dim)
     return {
         **on_family("channels", {
             "append": args(keys=tokens, values=tokens), "length": args(), "quantized_keys": args(), "quantized_values": args(),

@@ -5,32 +5,32 @@ from itertools import accumulate, cycle
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.channels.model import Channels
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import PLAIN, bits_of, group_of
-from kvref_conformance.oracle.formats.kivi import FORMATS, cache_bytes, counts
-from kvref_conformance.oracle.formats.kivi import reads as read_as
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, bits_of, group_of
+from kvref_conformance.oracle.formats.kivi import KIVI_FORMATS, cache_bytes, quantized_counts
+from kvref_conformance.oracle.formats.kivi import expected_reads as read_as
 from kvref_conformance.oracle.formats.per_group import scale_dtype
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
+    assert_reads,
     assert_same,
     assert_within,
     expected_attention,
     may_raise,
-    normal,
+    normal_rows,
     raises,
-    reads,
 )
 from kvref_conformance.testlib.fixtures import (
-    at_least,
     construct,
-    formats_of,
-    new,
-    pair_of_tokens,
+    new_object,
+    random_pair,
+    require_sizes,
     round_to_input_dtype,
+    supported_formats,
     supports,
 )
 from kvref_conformance.testlib.registry import check
@@ -52,7 +52,7 @@ class ChannelsFixture(Session):
         residual = subject.size("residual", residuals * self.group)
         heads = 2 if self.group == 32 else 1
         least = {"num_kv_heads": heads, "head_dim": self.group, "residual": residual, "max_tokens": 3 * residual + 16}
-        super().__init__(subject, lambda: new(subject, "channels", **least | {"format": format} | sizes))
+        super().__init__(subject, lambda: new_object(subject, "channels", **least | {"format": format} | sizes))
         self.config = self.cache.config
         self.residual, self.row = self.config["residual"], (self.config["num_kv_heads"], self.config["head_dim"])
 
@@ -61,8 +61,8 @@ class ChannelsFixture(Session):
 
     def random_tokens(self, count: int, factor: np.float32 | int = 1) -> Pair:
         """Random keys in which one channel in five is loud, and values, times a factor. Raises NotOffered if they do not fit."""
-        at_least(self.cache, max_tokens=len(self) + count)
-        keys, values = pair_of_tokens(self.subject, count, *self.row)
+        require_sizes(self.cache, max_tokens=len(self) + count)
+        keys, values = random_pair(self.subject, count, *self.row)
         keys[:, :, ::5] *= LOUD
         return round_to_input_dtype(self.subject, keys * factor), round_to_input_dtype(self.subject, values * factor)
 
@@ -84,7 +84,7 @@ class ChannelsFixture(Session):
 
 def format_per_width(subject: Subject) -> list[str]:
     """Returns one format per number of bits, chosen at random per check, with groups of 32 if possible."""
-    supported = formats_of(subject, "format", *FORMATS)
+    supported = supported_formats(subject, "format", *KIVI_FORMATS)
     small = [name for name in supported if group_of(name) == 32 and supports(subject, "head_dim", 32)] or supported
     candidates = [[name for name in small if bits_of(name) == bits] for bits in (8, 4, 2)]
     return [str(subject.rng.choice(names)) for names in candidates if names]
@@ -96,14 +96,16 @@ def narrow_format(subject: Subject) -> str:
 
 @check("KIVI-01abc", "channels")
 def append_quantizes_keys_along_tokens_and_values_along_head_dim(subject: Subject) -> None:
-    large = [[name for name in formats_of(subject, "format", *FORMATS) if group_of(name) == group] for group in (64, 128)]
+    large = [
+        [name for name in supported_formats(subject, "format", *KIVI_FORMATS) if group_of(name) == group] for group in (64, 128)
+    ]
     formats = [str(subject.rng.choice(names)) for names in large if names and supports(subject, "head_dim", group_of(names[0]))]
     for name in (*format_per_width(subject), *formats):
         run = ChannelsFixture(subject, name)
         tokens = run.random_tokens(run.residual + run.group + 1)
         run.append_tokens(tokens)
         want = read_as(*tokens, *(run.config[size] for size in SIZES))
-        reads(subject, run.read(), want, f"{len(run)} {name} tokens")
+        assert_reads(subject, run.read(), want, f"{len(run)} {name} tokens")
 
 
 @check("KIVI-01abc", "channels")
@@ -132,7 +134,7 @@ def quantized_keys_and_values_follow_from_the_length(subject: Subject) -> None:
     for edge in sorted({run.residual, run.residual + run.group, 2 * run.residual}):
         for length in (edge - 1, edge, edge + 1):
             run.cache.append(*run.random_tokens(length - len(run)))
-            want = counts(length, run.residual)
+            want = quantized_counts(length, run.residual)
             got = run.cache.quantized_keys, run.cache.quantized_values
             assert_equal(got, (want.keys, want.values), f"quantized_keys and quantized_values at {length} tokens")
 
@@ -140,12 +142,14 @@ def quantized_keys_and_values_follow_from_the_length(subject: Subject) -> None:
 @check("KIVI-02abc", "channels")
 def append_keeps_the_newest_tokens_in_full(subject: Subject) -> None:
     """Quantization changes every older token. A token that reads as it was appended is therefore not quantized."""
-    for dtype in formats_of(subject, "dtype", *PLAIN):
+    for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS):
         run = ChannelsFixture(subject, narrow_format(subject), residuals=2, dtype=dtype)
         tokens = run.random_tokens(2 * run.residual)
         for length in (run.residual - 1, run.residual, run.residual + 1, 2 * run.residual - 1, 2 * run.residual):
             run.append_tokens((tokens[0][len(run) : length], tokens[1][len(run) : length]))
-            for name, got, part, count in zip(("keys", "values"), run.read(), tokens, counts(length, run.residual), strict=True):
+            for name, got, part, count in zip(
+                ("keys", "values"), run.read(), tokens, quantized_counts(length, run.residual), strict=True
+            ):
                 want = round_to(part[:length], dtype)
                 assert_same(got[count:], want[count:], f"unquantized {name} from position {count} of {length} tokens in {dtype}")
                 unchanged = int((got[:count] == want[:count]).all(axis=(1, 2)).sum())
@@ -167,7 +171,7 @@ def append_leaves_quantized_groups_as_they_are(subject: Subject) -> None:
 
 @check("KIVI-03a", "channels")
 def append_quantizes_the_tokens_that_were_stored_in_full(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *PLAIN):
+    for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS):
         for parts in (lambda residual: (), lambda residual: (residual - 1, 1, 1)):
             run = ChannelsFixture(subject, narrow_format(subject), dtype=dtype)
             run.append(2 * run.residual + 2, *parts(run.residual))
@@ -175,8 +179,8 @@ def append_quantizes_the_tokens_that_were_stored_in_full(subject: Subject) -> No
 
 @check("KIVI-04", "channels")
 def append_in_several_calls_stores_what_one_call_does(subject: Subject) -> None:
-    subject.need(tokens=2)
-    dtypes = cycle(formats_of(subject, "dtype", "bfloat16", "float16", "float32"))
+    subject.require_size(tokens=2)
+    dtypes = cycle(supported_formats(subject, "dtype", "bfloat16", "float16", "float32"))
     for name, dtype in zip(format_per_width(subject), dtypes, strict=False):
         whole = ChannelsFixture(subject, name, residuals=2, dtype=dtype)
         residual, tokens = whole.residual, whole.random_tokens(2 * whole.residual + 3)
@@ -190,7 +194,7 @@ def append_in_several_calls_stores_what_one_call_does(subject: Subject) -> None:
 @check("KIVI-05ab", "channels")
 def memory_bytes_follow_from_the_length(subject: Subject) -> None:
     for name in format_per_width(subject):
-        for dtype in formats_of(subject, "dtype", *PLAIN)[-2:]:
+        for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS)[-2:]:
             run, length = ChannelsFixture(subject, name, dtype=dtype), 0
             for count in (0, 3, run.residual - 3, 1, 5):
                 run.cache.append(*run.random_tokens(count))
@@ -202,7 +206,7 @@ def memory_bytes_follow_from_the_length(subject: Subject) -> None:
 
 @check("KIVI-06a", "channels")
 def append_of_numbers_that_are_not_finite_raises(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *PLAIN):
+    for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS):
         numbers = [np.nan, np.inf, -np.inf]
         numbers += [7e4] if dtype == "float16" and subject.dtype != "float16" else []  # a float16 token cannot be that large
         wide = (name for name in format_per_width(subject) if scale_dtype(name) != "float16")
@@ -220,7 +224,7 @@ def append_of_numbers_that_are_not_finite_raises(subject: Subject) -> None:
 
 @check("KIVI-06b", "channels")
 def append_succeeds_after_large_tokens_were_accepted(subject: Subject) -> None:
-    dtype = formats_of(subject, "dtype", "float32", "bfloat16", "float16")[0]
+    dtype = supported_formats(subject, "dtype", "float32", "bfloat16", "float16")[0]
     for name in format_per_width(subject):
         for large in dict.fromkeys(min(LARGEST[subject.dtype], each) for each in (np.inf, 2.0**125, 1e5)):
             run = ChannelsFixture(subject, name, dtype=dtype)
@@ -241,12 +245,12 @@ def append_of_more_tokens_than_fit_raises(subject: Subject) -> None:
     run.append(most - 1)
     for count in (2, run.residual + 1):
         with raises("CapacityExceeded"):
-            run.cache.append(*pair_of_tokens(subject, count, *run.row))
+            run.cache.append(*random_pair(subject, count, *run.row))
         run.look()
     run.append(1)
     assert_equal(run.cache.length, most, "length of a full cache")
     with raises("CapacityExceeded"):
-        run.cache.append(*pair_of_tokens(subject, 1, *run.row))
+        run.cache.append(*random_pair(subject, 1, *run.row))
     run.look()
 
 
@@ -280,7 +284,7 @@ def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
         run = ChannelsFixture(subject, name)
         run.append(run.residual + 5)
         heads, dim = run.row
-        query, scale = normal(subject, 2, heads * subject.size("group_size", 2), dim), 2.0**-6 / dim
+        query, scale = normal_rows(subject, 2, heads * subject.size("group_size", 2), dim), 2.0**-6 / dim
         want, bound = expected_attention(subject, query, *run.read(), scale=scale)
         assert_within(run.cache.attend(query, scale), want, bound, f"attention over {len(run)} {name} tokens")
 
@@ -306,7 +310,7 @@ def truncate_succeeds_while_the_residual_was_never_full(subject: Subject) -> Non
 @check("KIVI-08ab", "channels")
 def truncate_removes_drafts_of_up_to_rollback_tokens(subject: Subject) -> None:
     """Drafts at every phase of the residual. A cache to which only the other tokens were appended reads the same."""
-    subject.need(rollback=1)
+    subject.require_size(rollback=1)
     for rollback in (3, 1):
         run = ChannelsFixture(subject, narrow_format(subject), rollback=rollback)
         draft, residual = min(run.config["rollback"], run.residual), run.residual

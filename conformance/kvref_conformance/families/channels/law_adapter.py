@@ -7,9 +7,9 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats.kivi import reads
+from kvref_conformance.oracle.formats.kivi import expected_reads
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.testlib.fixtures import different_size, pair_of_tokens, random_tokens
+from kvref_conformance.testlib.fixtures import different_size, random_pair, random_tokens
 from kvref_conformance.testlib.law_adapter import LARGEST_JSON_INTEGER, NEGATIVE, TRUNCATABLE, BadCall, Counter, LawAdapter
 
 COUNTS = ("quantized_keys", "quantized_values", "memory_bytes")
@@ -29,7 +29,7 @@ class ChannelsLawAdapter(LawAdapter):
         return self.config["num_kv_heads"], self.config["head_dim"]
 
     def tokens(self, count: int) -> tuple[NDArray, NDArray]:
-        return pair_of_tokens(self.subject, count, *self.row)
+        return random_pair(self.subject, count, *self.row)
 
     def length(self) -> int:
         return int(self.cache.length)
@@ -37,14 +37,14 @@ class ChannelsLawAdapter(LawAdapter):
     def read(self) -> tuple[NDArray, NDArray]:
         return tuple(self.cache.read(list(range(len(self)))))
 
-    def read_as_is(self) -> Any:
+    def read_unconverted(self) -> Any:
         return self.cache.as_is("read", [0, 1])
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
-        return reads(keys, values, *(self.config[name] for name in ("residual", "format", "dtype")))
+        return expected_reads(keys, values, *(self.config[name] for name in ("residual", "format", "dtype")))
 
-    def numbers(self) -> Iterable[tuple[str, Any]]:
-        yield from self.attributes(*COUNTS)
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
+        yield from self.offered_attributes(*COUNTS)
 
     def wrong_shapes(self) -> list[tuple[NDArray, NDArray]]:
         (heads, dim), count = self.row, self.subject.size("tokens", 2)
@@ -59,7 +59,7 @@ class ChannelsLawAdapter(LawAdapter):
     def _of(self, count: int, heads: int, dim: int) -> NDArray:
         return random_tokens(self.subject, count, heads, dim)
 
-    def out_of_range(self) -> list[BadCall]:
+    def out_of_range_calls(self) -> list[BadCall]:
         calls: list[BadCall] = [("PositionOutOfRange", "read", ([0, position],)) for position in (-1, len(self))]
         calls += [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
         count = self.room() - len(self) + 1
@@ -68,13 +68,13 @@ class ChannelsLawAdapter(LawAdapter):
             calls.append(("CapacityExceeded", "append", (over, over)))
         return calls
 
-    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+    def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         heads, dim = self.row
         wrong = [self._of(1, heads, dim + 1), self._of(1, heads, dim)[0]]
         wrong += [self._of(1, heads + 1, dim)] if heads > 1 else []
         return {"attend": [(query, 1.0) for query in wrong]}
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = self.tokens(5)
         yield from (("append", (keys, values)) for _ in range(3))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
@@ -82,7 +82,7 @@ class ChannelsLawAdapter(LawAdapter):
 
     def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
         residual = tokens + -tokens % 32
-        yield self.fresh(residual=residual, max_tokens=2 * residual)
+        yield self.new_cache(residual=residual, max_tokens=2 * residual)
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"max_tokens": tokens}
@@ -93,7 +93,7 @@ class ChannelsLawAdapter(LawAdapter):
     def counters(self, appended: int) -> Iterator[Counter]:
         length = self.cache.length
         yield "length", length, appended
-        for name, number in self.attributes("quantized_keys", "quantized_values"):
+        for name, number in self.offered_attributes("quantized_keys", "quantized_values"):
             yield name, number, length
-        for name, number in self.attributes("memory_bytes"):
+        for name, number in self.offered_attributes("memory_bytes"):
             yield name, number, 8 * appended * int(np.prod(self.row))

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.channels.model import Channels
-from kvref_conformance.fuzz.base_machine import BACK, FamilyStateMachine, pair
-from kvref_conformance.fuzz.row_generators import HUGE, kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import TRUNCATION, FamilyStateMachine, make_pair
+from kvref_conformance.fuzz.row_generators import HUGE_KINDS, row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 from kvref_conformance.oracle.formats import group_of
 
 COUNT = st.sampled_from((1, 31, 2, 32, 33, 1, 3, 16, 40, 70, 0))  # tokens of an append, for groups of 32
@@ -25,7 +25,7 @@ class ChannelsStateMachine(FamilyStateMachine):
     )  # fmt: skip
     def new(self, heads: int, most: int, groups: int, rollback: int, format: str, dtype: str) -> None:
         group = group_of(self.format_for(self.family, "format", format) or "")
-        self.make(
+        self.make_object(
             num_kv_heads=heads, head_dim=group, max_tokens=most * group // 32, residual=groups * group, format=format,
             dtype=dtype, rollback=rollback,
         )  # fmt: skip
@@ -37,12 +37,12 @@ class ChannelsStateMachine(FamilyStateMachine):
         return found
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, kind=kinds(), loud=LOUD)
+    @rule(count=COUNT, kind=row_kinds(), loud=LOUD)
     def append(self, count: int, kind: str, loud: float) -> None:
         """Appends tokens. One channel in eight of the keys is loud."""
-        keys, values = pair(self.source, (count, *self.model.row), kind)
-        if kind not in HUGE:
-            keys[:, :, ::8] = self.source.held(keys[:, :, ::8] * np.float32(loud))
+        keys, values = make_pair(self.source, (count, *self.model.row), kind)
+        if kind not in HUGE_KINDS:
+            keys[:, :, ::8] = self.source.round_to_dtype(keys[:, :, ::8] * np.float32(loud))
         self.call("append", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
@@ -64,24 +64,24 @@ class ChannelsStateMachine(FamilyStateMachine):
     @rule(back=st.lists(st.integers(0, 70), min_size=1, max_size=3))
     def read(self, back: list[int]) -> None:
         """back: distances from the end; 0 is the position after the newest token."""
-        self.ask("read", self.objects[0], positions=[len(self.model) - each for each in back])
+        self.call_quietly("read", self.objects[0], positions=[len(self.model) - each for each in back])
 
     @precondition(lambda self: self.objects)
-    @rule(count=st.integers(1, 2), group=st.integers(1, 2), kind=kinds(everything=False))
+    @rule(count=st.integers(1, 2), group=st.integers(1, 2), kind=row_kinds(everything=False))
     def attend(self, count: int, group: int, kind: str) -> None:
         heads, dim = self.model.row
         query = self.source.rows((count, heads * self.subject.size("group_size", group), dim), kind)
         self.call("attend", self.objects[0], query=query, scale=0.5 / dim)
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK | st.sampled_from((20, 33)), count=COUNT, kind=kinds())
+    @rule(back=TRUNCATION | st.sampled_from((20, 33)), count=COUNT, kind=row_kinds())
     def truncate(self, back: int, count: int, kind: str) -> None:
         """Truncates, then appends tokens that replace the removed ones."""
         self.call("truncate", self.objects[0], length=len(self.model) - back)
         self.append(count, kind, 1.0)
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, kind=kinds())
+    @rule(count=COUNT, kind=row_kinds())
     def clear(self, count: int, kind: str) -> None:
         self.call("clear", self.objects[0])
         self.append(count, kind, 1.0)
@@ -89,7 +89,7 @@ class ChannelsStateMachine(FamilyStateMachine):
 
 # The states of the `channels` cache that random call sequences should reach, because bugs depend on them.
 
-refusals(
+register_error_states(
     "channels", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "CapacityExceeded", "NonFinite", "NotTruncatable",
 )  # fmt: skip
 
@@ -144,7 +144,7 @@ def a_loud_channel_is_quantized_beside_a_quiet_one(call: ModelCall) -> bool:
 
 @state("channels", "append")
 def tokens_follow_a_truncate_of_some(call: ModelCall) -> bool:
-    return call.model.last == "truncate" and call.tokens > 0 and len(call.model) > 0
+    return call.model.last_change == "truncate" and call.tokens > 0 and len(call.model) > 0
 
 
 @state("channels", "truncate")
@@ -159,7 +159,7 @@ def values_that_are_quantized_are_in_full_again(call: ModelCall) -> bool:
 
 @state("channels", "append")
 def fewer_tokens_are_appended_after_a_clear(call: ModelCall) -> bool:
-    return not len(call.model) and 0 < call.tokens < call.past.most.get(call.on, 0)
+    return not len(call.model) and 0 < call.tokens < call.history.max_tokens.get(call.on, 0)
 
 
 @state("channels", "attend")
@@ -175,7 +175,7 @@ def a_value_is_read_in_full_whose_key_is_quantized(call: ModelCall) -> bool:
 
 def note_channels(call: ModelCall) -> None:
     if call.op == "channels.clear" and len(call.model):
-        call.past.most[call.on] = len(call.model)
+        call.history.max_tokens[call.on] = len(call.model)
 
 
 NOTES["channels"] = note_channels

@@ -8,8 +8,8 @@ import numpy as np
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import FusedLanes, Lanes, Memory
-from kvref_conformance.oracle.formats import PLAIN
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 SMALL = {
     "batch_size": 1, "num_kv_heads": 2, "head_dim": 5, "initial_capacity": 3, "max_seq_len": 20, "dtype": "float32",
@@ -24,7 +24,7 @@ FAMILY = Family(
         *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13))),
         *(f"EDIT-{n:02}" for n in (1, 2, 7, 8, 9)),
     ),
-    formats={"dtype": PLAIN},
+    formats={"dtype": PLAIN_FORMATS},
     may_be_zero=("initial_capacity",),
     token_axis=-2,
     appending={"append": ("keys", "values"), "append_fused": ("key_values",)},
@@ -45,7 +45,7 @@ ERRORS: dict[str, str] = {
 
 
 class Contiguous(Protocol):
-    """After a `reorder`, `batch_size` in the shapes is the length of its `rows`."""
+    """After a `reorder`, `batch_size` in the shapes is the length of its `counting_rows`."""
 
     seq_len: int
     capacity: int
@@ -72,7 +72,7 @@ class ContiguousFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    lanes = rows(1, sizes.heads, 2, sizes.dim)
+    lanes = counting_rows(1, sizes.heads, 2, sizes.dim)
     return {
         **on_family("contiguous", {
             "append": args(keys=lanes, values=lanes),

@@ -6,29 +6,29 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
-from kvref_conformance.calls.recorder import writable
+from kvref_conformance.calls.recorder import require_writable
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.contiguous.law_adapter import ContiguousLawAdapter
 from kvref_conformance.families.contiguous.model import Contiguous
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import CODED
+from kvref_conformance.oracle.expectations import CODED_DTYPES
 from kvref_conformance.oracle.formats.small_floats import decoded, encode, round_to
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_same, raises, shaped
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_same, assert_shape, raises
 from kvref_conformance.testlib.fixtures import (
-    at_least,
-    batch_major,
     clamp_to_limits,
-    formats_of,
-    new,
-    pair_of_tokens,
+    new_object,
+    random_pair,
     random_tokens,
+    require_sizes,
+    supported_formats,
+    to_batch_major,
 )
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
+from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
 
 Pair = tuple[NDArray, NDArray]
 DTYPES = ("float32", "float16", "bfloat16")
@@ -45,12 +45,12 @@ def encode_for_buffer(rows: NDArray, buffer: NDArray, dtype: str) -> NDArray:
 
 
 def _contains_codes(buffer: NDArray, dtype: str) -> bool:
-    return dtype in CODED and buffer.dtype.kind in "iu"
+    return dtype in CODED_DTYPES and buffer.dtype.kind in "iu"
 
 
 def random_rows(subject: Subject, batch: int, count: int) -> Pair:
     """Returns random keys and values [batch, heads, count, dim]."""
-    keys, values = (np.concatenate([batch_major(random_tokens(subject, count)) for _ in range(batch)]) for _ in range(2))
+    keys, values = (np.concatenate([to_batch_major(random_tokens(subject, count)) for _ in range(batch)]) for _ in range(2))
     return keys, values
 
 
@@ -68,7 +68,7 @@ class ContiguousFixture(Session):
         """count: the number of tokens to append. Raises NotOffered if the limits leave less room."""
         super().__init__(subject, **changes)
         if count is not None:
-            at_least(self.cache, max_seq_len=count)
+            require_sizes(self.cache, max_seq_len=count)
             self.append(count)
 
     def random(self, count: int) -> Pair:
@@ -104,13 +104,13 @@ def cache_with_room(subject: Subject, capacity: int) -> tuple[ContiguousFixture,
 
 @check("CONTIG-01a", "contiguous")
 def new_returns_an_empty_cache(subject: Subject) -> None:
-    assert_equal(new(subject, "contiguous").seq_len, 0, "length of a new cache")
+    assert_equal(new_object(subject, "contiguous").seq_len, 0, "length of a new cache")
 
 
 @check("CONTIG-01b", "contiguous")
 def new_allocates_the_initial_capacity(subject: Subject) -> None:
     for wanted, limit in ((3, 20), (0, 20), (50, 20)):
-        cache = new(subject, "contiguous", initial_capacity=wanted, max_seq_len=limit)
+        cache = new_object(subject, "contiguous", initial_capacity=wanted, max_seq_len=limit)
         assert_equal(
             cache.capacity, min(cache.config["initial_capacity"], cache.config["max_seq_len"]), "capacity of a new cache"
         )
@@ -118,7 +118,7 @@ def new_allocates_the_initial_capacity(subject: Subject) -> None:
 
 @check("CONTIG-02", "contiguous")
 def read_returns_tokens_in_order(subject: Subject) -> None:
-    subject.need(max_seq_len=12)
+    subject.require_size(max_seq_len=12)
     session = ContiguousFixture(subject)
     tokens = session.random(0)
     for count in (1, 4, 1, 1, 5):
@@ -187,12 +187,12 @@ def append_of_too_many_tokens_changes_nothing(subject: Subject) -> None:
 
 @check("CONTIG-07b", "contiguous")
 def raw_returns_the_tokens(subject: Subject) -> None:
-    subject.need(max_seq_len=4)
-    for dtype in formats_of(subject, "dtype", *DTYPES):
+    subject.require_size(max_seq_len=4)
+    for dtype in supported_formats(subject, "dtype", *DTYPES):
         session = ContiguousFixture(subject, dtype=dtype)
         tokens = session.append(4)
         for buffer, want in zip(session.cache.as_is("raw"), tokens, strict=True):
-            used = shaped(subject.numpy(buffer)[:, :, :4], want.shape, "the used part of the raw buffer")
+            used = assert_shape(subject.numpy(buffer)[:, :, :4], want.shape, "the used part of the raw buffer")
             assert_same(decode_buffer(used, dtype), round_to(want, dtype), f"the first 4 tokens of the raw {dtype} buffer")
 
 
@@ -201,17 +201,17 @@ def raw_returns_buffers_of_the_capacity(subject: Subject) -> None:
     session = ContiguousFixture(subject, 4)
     batch, heads, dim = session.model.sizes
     for buffer in session.cache.raw():
-        shaped(buffer, (batch, heads, session.cache.capacity, dim), "the raw buffer")
+        assert_shape(buffer, (batch, heads, session.cache.capacity, dim), "the raw buffer")
 
 
 @check("CONTIG-08", "contiguous")
 def raw_buffers_remain_the_same_memory(subject: Subject) -> None:
     """Appends up to the capacity, resets and appends again."""
-    subject.in_this_process()
+    subject.require_same_process()
     session, room = cache_with_room(subject, 8)
     cache, dtype = session.cache, session.cache.config["dtype"]
     buffer = cache.as_is("raw")[0]
-    writable(buffer, "raw buffers that can be written to")
+    require_writable(buffer, "raw buffers that can be written to")
     for count in (room // 3, room // 3, room - 2 * (room // 3)):
         if count:
             session.append(count)
@@ -226,7 +226,7 @@ def raw_buffers_remain_the_same_memory(subject: Subject) -> None:
 
 @check("CONTIG-09", "contiguous")
 def append_fused_equals_append(subject: Subject) -> None:
-    subject.need(max_seq_len=8)
+    subject.require_size(max_seq_len=8)
     session = ContiguousFixture(subject)
     tokens = session.random(0)
     for count in (2, 1, 5):
@@ -239,13 +239,13 @@ def append_fused_equals_append(subject: Subject) -> None:
 
 @check("CONTIG-10a", "contiguous")
 def advance_makes_tokens_readable(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     session, room = cache_with_room(subject, 5)
     cache, before, tokens = session.cache, session.cache.read(), session.random(room)
     length = before[0].shape[2]
     for buffer, rows in zip(cache.as_is("raw"), tokens, strict=True):
-        writable(buffer, "raw buffers that can be written to")
-        own = subject.own(encode_for_buffer(rows, subject.numpy(buffer), cache.config["dtype"]))
+        require_writable(buffer, "raw buffers that can be written to")
+        own = subject.to_own_array(encode_for_buffer(rows, subject.numpy(buffer), cache.config["dtype"]))
         buffer[:, :, length : length + room, :] = own.array
     cache.advance(room)
     assert_equal(cache.seq_len, length + room, f"length after advance({room}) at {length}")
@@ -288,8 +288,8 @@ def reset_removes_all_tokens(subject: Subject) -> None:
 
 @check("CONTIG-12", "contiguous")
 def append_rounds_to_the_dtype(subject: Subject) -> None:
-    subject.need(max_seq_len=5)
-    for dtype in formats_of(subject, "dtype", *DTYPES):
+    subject.require_size(max_seq_len=5)
+    for dtype in supported_formats(subject, "dtype", *DTYPES):
         session = ContiguousFixture(subject, dtype=dtype)
         keys, values = session.append(5)
         assert_pair(session.cache.read(), (round_to(keys, dtype), round_to(values, dtype)), f"tokens of a {dtype} cache")
@@ -297,7 +297,7 @@ def append_rounds_to_the_dtype(subject: Subject) -> None:
 
 @check("CONTIG-13", "contiguous")
 def append_keeps_sequences_of_a_batch_separate(subject: Subject) -> None:
-    subject.need(batch_size=2, max_seq_len=7)
+    subject.require_size(batch_size=2, max_seq_len=7)
     session = ContiguousFixture(subject, batch_size=3)
     tokens, more = session.append(4), session.random(3)
     more[0][1], more[1][1] = 0, 0  # the second sequence's tokens are zero
@@ -313,8 +313,8 @@ def rows(subject: Subject, cache: ObjectProxy, count: int) -> Pair:
 
 
 def filled(subject: Subject, count: int, **config: Any) -> tuple[ObjectProxy, NDArray, NDArray]:
-    cache = new(subject, "contiguous", **config)
-    at_least(cache, max_seq_len=count)
+    cache = new_object(subject, "contiguous", **config)
+    require_sizes(cache, max_seq_len=count)
     keys, values = rows(subject, cache, count)
     cache.append(keys, values)
     return cache, keys, values
@@ -327,7 +327,7 @@ def leading(given: Pair, length: int, dtype: str) -> Pair:
 
 
 def holds(cache: ObjectProxy, given: Pair, length: int, when: str) -> None:
-    """Raises Broken unless the cache contains exactly the first `length` of these tokens."""
+    """Raises ClauseViolation unless the cache contains exactly the first `length` of these tokens."""
     assert_equal(cache.seq_len, length, f"length {when}")
     assert_pair(cache.read(), leading(given, length, cache.config["dtype"]), f"tokens {when}")
 
@@ -347,10 +347,10 @@ def memory_stays_when_tokens_go(subject: Subject) -> None:
 
 @check("EDIT-01d", "contiguous")
 def raw_buffers_stay_the_same_memory_when_tokens_go(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     cache, _, _ = filled(subject, 7)
     before = cache.as_is("raw")[0]
-    writable(before, "raw buffers that can be written to")
+    require_writable(before, "raw buffers that can be written to")
     cache.truncate(2)
     more = rows(subject, cache, 1)
     cache.append(*more)
@@ -360,8 +360,8 @@ def raw_buffers_stay_the_same_memory_when_tokens_go(subject: Subject) -> None:
 
 @check("EDIT-03", "contiguous")
 def a_cache_that_went_back_is_filled_as_any_other(subject: Subject) -> None:
-    cache = new(subject, "contiguous")
-    at_least(cache, max_seq_len=2)
+    cache = new_object(subject, "contiguous")
+    require_sizes(cache, max_seq_len=2)
     most = cache.config["max_seq_len"]
     cache.append(*rows(subject, cache, most))
     cache.truncate(1)
@@ -380,7 +380,7 @@ def a_cache_that_went_back_is_filled_as_any_other(subject: Subject) -> None:
 
 def batch_of_tokens(subject: Subject, count: int | None = 4, **changes: Any) -> ContiguousFixture:
     """Returns a cache with several sequences of different tokens."""
-    subject.need(batch_size=2)
+    subject.require_size(batch_size=2)
     return ContiguousFixture(subject, count, batch_size=3, **changes)
 
 
@@ -398,7 +398,7 @@ def orders(batch: int) -> list[list[int]]:
 
 @check("EDIT-07a", "contiguous")
 def reorder_moves_every_token_of_a_row(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *DTYPES):
+    for dtype in supported_formats(subject, "dtype", *DTYPES):
         session = batch_of_tokens(subject, dtype=dtype)
         for order in orders(session.model.sizes[0]):
             keys, values = session.cache.read()
@@ -409,7 +409,7 @@ def reorder_moves_every_token_of_a_row(subject: Subject) -> None:
 
 @check("EDIT-07a", "contiguous")
 def reorder_of_an_empty_batch_is_followed_by_appends(subject: Subject) -> None:
-    subject.need(max_seq_len=2)
+    subject.require_size(max_seq_len=2)
     session = batch_of_tokens(subject, None)
     session.cache.reorder(orders(session.model.sizes[0])[0])
     session.append(2)
@@ -418,8 +418,8 @@ def reorder_of_an_empty_batch_is_followed_by_appends(subject: Subject) -> None:
 
 @check("EDIT-07ab", "contiguous")
 def reorder_changes_the_batch_size(subject: Subject) -> None:
-    subject.need(max_seq_len=8)
-    batch, sizes = subject.size("batch_size", 3), subject.limits.of("contiguous", "batch_size")
+    subject.require_size(max_seq_len=8)
+    batch, sizes = subject.size("batch_size", 3), subject.limits.limit("contiguous", "batch_size")
     wanted = [each for each in ([batch - 1], [0] * 2, [0, *range(batch)], [batch - 1, 0]) if sizes.allows(len(each))]
     if not wanted:
         raise NotOffered(f"reorder to another batch size than {batch}")
@@ -433,11 +433,11 @@ def reorder_changes_the_batch_size(subject: Subject) -> None:
 
 @check("EDIT-07c", "contiguous")
 def reorder_keeps_the_raw_buffers(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     cache = batch_of_tokens(subject).cache
     buffers = cache.as_is("raw")
     for buffer in buffers:
-        writable(buffer, "raw buffers that can be written to")
+        require_writable(buffer, "raw buffers that can be written to")
     cache.reorder(orders(cache.config["batch_size"])[0])
     for buffer, want in zip(buffers, cache.read(), strict=True):
         found = decode_buffer(subject.numpy(buffer), cache.config["dtype"])[:, :, :4]
@@ -449,15 +449,15 @@ def reorder_keeps_the_capacity(subject: Subject) -> None:
     cache = batch_of_tokens(subject).cache
     capacity, order = cache.capacity, orders(cache.config["batch_size"])[0]
     for rows_left in (order, order[:-1]):
-        if subject.limits.of("contiguous", "batch_size").allows(len(rows_left)):
+        if subject.limits.limit("contiguous", "batch_size").allows(len(rows_left)):
             cache.reorder(rows_left)
             assert_equal(cache.capacity, capacity, f"capacity after reorder({rows_left})")
 
 
 @check("EDIT-08", "contiguous")
 def append_to_copies_of_a_row_keeps_them_separate(subject: Subject) -> None:
-    subject.need(max_seq_len=7)
-    for dtype in formats_of(subject, "dtype", *DTYPES):
+    subject.require_size(max_seq_len=7)
+    for dtype in supported_formats(subject, "dtype", *DTYPES):
         session = batch_of_tokens(subject, 3, dtype=dtype)
         session.cache.reorder([1] * session.model.sizes[0])
         for count in (1, 2, 1):
@@ -467,18 +467,18 @@ def append_to_copies_of_a_row_keeps_them_separate(subject: Subject) -> None:
 
 @check("EDIT-08", "contiguous")
 def write_into_the_buffer_of_a_row_leaves_its_copies(subject: Subject) -> None:
-    subject.in_this_process()
-    subject.need(batch_size=2, max_seq_len=3)
-    cache = new(subject, "contiguous", batch_size=3)  # no session, because the model knows nothing of writes into buffers
+    subject.require_same_process()
+    subject.require_size(batch_size=2, max_seq_len=3)
+    cache = new_object(subject, "contiguous", batch_size=3)  # no session, because the model knows nothing of writes into buffers
     batch, dtype = cache.config["batch_size"], cache.config["dtype"]
     cache.append(*random_rows(subject, batch, 3))
     cache.reorder([1] * batch)
     keys, values = (np.array(part) for part in cache.read())
     for part, buffer in zip((keys, values), cache.as_is("raw"), strict=True):
-        writable(buffer, "raw buffers that can be written to")
+        require_writable(buffer, "raw buffers that can be written to")
         part[0] *= np.float32(2)
         own: NDArray = encode_for_buffer(part[0], subject.numpy(buffer), dtype)
-        buffer[0, :, :3, :] = subject.own(own).array
+        buffer[0, :, :3, :] = subject.to_own_array(own).array
     assert_pair(cache.read(), (keys, values), "tokens after an in-place write to one of several copies of a row")
 
 
@@ -498,43 +498,43 @@ def reorder_with_an_unknown_row_raises(subject: Subject) -> None:
 
 @check("LAW-20", "contiguous")
 def tokens_are_counted_in_any_type(subject: Subject) -> None:
-    def advancing(typed: TypedIntegers) -> Iterator[Seen]:
+    def advancing(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("contiguous", max_seq_len=300, initial_capacity=300)
         for time in range(4):
             yield f"advance(100), call {time + 1}", typed.call(cache, "advance", 100)
             yield f"seq_len after advance(100), call {time + 1}", cache.seq_len
 
-    the_same_in_any_type(subject, advancing)
+    assert_same_for_integer_types(subject, advancing)
 
 
 @check("LAW-20", "contiguous")
 def growth_is_counted_in_any_type(subject: Subject) -> None:
-    keys, values = map(ContiguousLawAdapter(subject).laid_out, pair_of_tokens(subject, 110))
+    keys, values = map(ContiguousLawAdapter(subject).to_cache_layout, random_pair(subject, 110))
 
-    def growing(typed: TypedIntegers) -> Iterator[Seen]:
+    def growing(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("contiguous", max_seq_len=120, initial_capacity=100)
         yield "append of 110 tokens", typed.call(cache, "append", keys, values)
         yield "capacity at 110 tokens", cache.capacity
         yield "110 tokens", typed.call(cache, "read")
 
-    the_same_in_any_type(subject, growing)
+    assert_same_for_integer_types(subject, growing)
 
 
 @check("LAW-20", "contiguous")
 def rows_are_named_in_any_type(subject: Subject) -> None:
-    subject.need(batch_size=2)
+    subject.require_size(batch_size=2)
     batch = clamp_to_limits(subject, "contiguous", batch_size=3)["batch_size"]
-    keys, values = (np.concatenate([batch_major(random_tokens(subject, 2)) for _ in range(batch)]) for _ in ("keys", "values"))
+    keys, values = (np.concatenate([to_batch_major(random_tokens(subject, 2)) for _ in range(batch)]) for _ in ("keys", "values"))
 
-    def turning(typed: TypedIntegers) -> Iterator[Seen]:
+    def turning(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("contiguous", batch_size=3)
-        at_least(cache, max_seq_len=2)
+        require_sizes(cache, max_seq_len=2)
         cache.append(keys, values)
         rows = [*range(1, batch), 0]
         yield f"reorder({rows})", typed.call(cache, "reorder", rows)
         yield f"tokens after reorder({rows})", typed.call(cache, "read")
 
-    the_same_in_any_type(subject, turning)
+    assert_same_for_integer_types(subject, turning)
 
 
 # Checks of LAW-18: a growing buffer that is filled to its last token each time it has grown.
@@ -542,7 +542,7 @@ def rows_are_named_in_any_type(subject: Subject) -> None:
 
 def content_rows(streams: Sequence[int], positions: range, written: WrittenContent) -> Iterator[NDArray]:
     """Yields the keys and the values [batch, heads, n, dim] that belong at these positions, with one stream per row."""
-    pairs = [pair_of_content(stream, 0, positions, written.heads, written.dim) for stream in streams]
+    pairs = [content_pair(stream, 0, positions, written.heads, written.dim) for stream in streams]
     yield from (np.stack([pair[part].transpose(1, 0, 2) for pair in pairs]) for part in (0, 1))
 
 
@@ -555,25 +555,27 @@ def append_content(
     else:
         cache.append(*rows)
     for stream in streams:
-        written.up_to(stream, 0, positions.stop)
+        written.add_up_to(stream, 0, positions.stop)
 
 
 def assert_cache_contains(cache: ObjectProxy, streams: Sequence[NDArray | int], count: int, written: WrittenContent) -> None:
-    """Raises Broken unless row i contains the first `count` tokens of stream i (`streams` can name a stream per position)."""
+    """Raises ClauseViolation unless row i contains the first `count` tokens of stream i (`streams` can name a stream per
+    position).
+    """
     keys, values = cache.read()
     for b, stream in enumerate(streams):
-        belongs((keys[b].transpose(1, 0, 2), values[b].transpose(1, 0, 2)), stream, 0, range(count), written)
+        assert_content((keys[b].transpose(1, 0, 2), values[b].transpose(1, 0, 2)), stream, 0, range(count), written)
 
 
 @check("LAW-18", "contiguous")
 def append_fills_buffers_to_their_last_token(subject: Subject) -> None:
     for initial, heads, dim in ((16, 2, 96), (100, 1, 128), (256, 1, 64), (1, 3, 80)):
-        cache = new(
+        cache = new_object(
             subject, "contiguous", num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=8 * initial + 600
         )
         config, at = cache.config, 0
         written = WrittenContent(config["num_kv_heads"], config["head_dim"])
-        capacity, end = config["initial_capacity"], affordable(subject, config["max_seq_len"], 2)
+        capacity, end = config["initial_capacity"], affordable_tokens(subject, config["max_seq_len"], 2)
         while at < end:
             for stop in (min(capacity, end), min(capacity + 1, end)):  # the token after the capacity makes the buffer grow
                 if stop > at:
@@ -585,7 +587,7 @@ def append_fills_buffers_to_their_last_token(subject: Subject) -> None:
 
 @check("LAW-18", "contiguous")
 def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
-    cache = new(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=520)
+    cache = new_object(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=520)
     streams, at = range(cache.config["batch_size"]), 0
     written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
     for count in (15, 1, 1, 47, 1, 64, 129, 255, 1):
@@ -597,13 +599,13 @@ def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
 
 @check("LAW-18", "contiguous")
 def reorder_of_long_beams_moves_every_token(subject: Subject) -> None:
-    subject.need(batch_size=2)
-    cache = new(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=600)
+    subject.require_size(batch_size=2)
+    cache = new_object(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=600)
     batch, at = cache.config["batch_size"], 0
     written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
     streams = np.zeros((batch, 0), int)  # the stream of each row and position
     for time, count in enumerate((15, 2, 110, 2, 126, 2, 255, 1)):
-        count = min(count, affordable(subject, cache.config["max_seq_len"], 8) - at)
+        count = min(count, affordable_tokens(subject, cache.config["max_seq_len"], 8) - at)
         own = [time * batch + row for row in range(batch)]
         append_content(cache, own, range(at, at + count), written)
         streams, at = np.concatenate([streams, np.repeat(np.array(own)[:, None], count, axis=1)], axis=1), at + count

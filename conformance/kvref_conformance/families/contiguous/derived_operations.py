@@ -6,9 +6,9 @@ import numpy as np
 
 from kvref_conformance.calls.derived_operations import DerivedOperation
 from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.contiguous.checks import decode_buffer
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
 
 
 def append_fused_by_append(cache: ObjectProxy, key_values: Any) -> None:

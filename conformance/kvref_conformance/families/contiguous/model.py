@@ -6,29 +6,29 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import (  # fmt: skip
+from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
+    Errors,
     ExactValue,
     Expectation,
     ExpectedArrays,
-    Wrong,
-    exactly,
-    finite,
-    float32,
-    not_finite,
-    not_in_range,
-    tokens_of,
-    wrong_arrays,
+    all_finite,
+    array_errors,
+    count_tokens,
+    exact_reads,
+    finite_errors,
+    range_errors,
+    to_float32,
 )
 from kvref_conformance.oracle.formats.small_floats import round_to
-from kvref_conformance.oracle.reference_model import Look, ReferenceModel
+from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 
 SEEN = ("seq_len", "capacity", "read", "raw")
 
 
 class Contiguous(ReferenceModel):
     family = "contiguous"
-    blamed: ClassVar = {
+    clause_by_observation: ClassVar = {
         ("new", "seq_len"): "CONTIG-01", ("new", "capacity"): "CONTIG-01",
         ("advance", "seq_len"): "CONTIG-10", ("reset", "seq_len"): "CONTIG-11", ("reset", "capacity"): "CONTIG-11",
         ("reset", "read"): "CONTIG-11", ("advance", "read"): "CONTIG-10", ("grown", "read"): "CONTIG-05",
@@ -49,17 +49,17 @@ class Contiguous(ReferenceModel):
         self.origins: list[int] = []  # per row: its row before the last reorder
         self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: unknown, counted by advance
 
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         return [("seq_len", {}), ("capacity", {}), ("read", {}), ("raw", {})]
 
     def seq_len(self) -> Expectation:
-        return ExactValue(self.blame("seq_len"), value=len(self.tokens))
+        return ExactValue(self.clause_of("seq_len"), value=len(self.tokens))
 
     def capacity(self) -> Expectation:
         def note(ok: Any) -> None:
             self.reports_capacity = True
 
-        return ExactValue(self.blame("capacity"), note, value=self.room)
+        return ExactValue(self.clause_of("capacity"), note, value=self.room)
 
     def append(self, keys: Any, values: Any) -> Expectation:
         return self._append("append", keys, values)
@@ -67,31 +67,31 @@ class Contiguous(ReferenceModel):
     def append_fused(self, key_values: Any) -> Expectation:
         batch, heads, dim = self.sizes
         argument = key_values, (2, batch, heads, None, dim)
-        if wrong := wrong_arrays(argument):
-            return self.refuse(wrong + self._lacks_room(tokens_of(argument)) + not_finite(key_values))
+        if wrong := array_errors(argument):
+            return self.expect_error(wrong + self._lacks_room(count_tokens(argument)) + finite_errors(key_values))
         return self._append("append_fused", key_values[0], key_values[1])
 
     def _append(self, name: str, keys: Any, values: Any) -> Expectation:
         batch, heads, dim = self.sizes
         shape = batch, heads, None, dim
         arguments = (keys, shape), (values, shape)
-        if wrong := wrong_arrays(*arguments) + self._lacks_room(tokens_of(*arguments)):
-            return self.refuse(wrong + not_finite(keys, values))
+        if wrong := array_errors(*arguments) + self._lacks_room(count_tokens(*arguments)):
+            return self.expect_error(wrong + finite_errors(keys, values))
         count = keys.shape[2]
         before, total = len(self.tokens), len(self.tokens) + count
 
         def change(ok: Any) -> None:
-            stored = [round_to(float32(part), self.dtype) for part in (keys, values)]
+            stored = [round_to(to_float32(part), self.dtype) for part in (keys, values)]
             self.tokens += [(stored[0][:, :, i], stored[1][:, :, i]) for i in range(count)]
-            self.before, self.appended = before, (float32(keys), float32(values))
+            self.before, self.appended = before, (to_float32(keys), to_float32(values))
             while self.room < len(self.tokens):
                 self.room = min(max(1, 2 * self.room), self.most)
 
-        then = self.did("grown" if total > self.room else name, change)
+        then = self.on_success("grown" if total > self.room else name, change)
         clause = "CONTIG-09" if name == "append_fused" else "CONTIG-06" if total == self.most else "CONTIG-02"
-        return Expectation(clause, then) if finite(keys, values) else AcceptedOrError(clause, then)
+        return Expectation(clause, then) if all_finite(keys, values) else AcceptedOrError(clause, then)
 
-    def _lacks_room(self, count: int) -> Wrong:
+    def _lacks_room(self, count: int) -> Errors:
         return [("CapacityExceeded", "CONTIG-06")] if len(self.tokens) + count > self.most else []
 
     def read(self) -> Expectation:
@@ -110,17 +110,18 @@ class Contiguous(ReferenceModel):
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             new = index[2] - self.before
-            if new < 0 or self.last not in ("append", "append_fused", "grown"):
-                return self.blame(name)
+            if new < 0 or self.last_change not in ("append", "append_fused", "grown"):
+                return self.clause_of(name)
             if self._is_of_a_copy(index, stacked, got):
                 return "EDIT-08"
             if self._is_misrounded(index, new, got):
                 return "CONTIG-12"
-            return "CONTIG-09" if self.last == "append_fused" else "LAW-04"
+            return "CONTIG-09" if self.last_change == "append_fused" else "LAW-04"
 
         return ExpectedArrays(
-            self.blame(name), names=("keys", "values"), parts=(exactly(stacked[0]), exactly(stacked[1])), used=used, shape=shape,
-            unsure=unsure if unsure.any() else None, codes_of=self.dtype if name == "raw" else "",
+            self.clause_of(name), names=("keys", "values"), parts=(exact_reads(stacked[0]), exact_reads(stacked[1])),
+            used_slices=used, shape=shape,
+            undetermined=unsure if unsure.any() else None, codes_of=self.dtype if name == "raw" else "",
             clause_at=clause_at,
         )  # fmt: skip
 
@@ -136,23 +137,23 @@ class Contiguous(ReferenceModel):
         return any(part[(copy, *place)] == got[index] for copy in copies for part in stacked)
 
     def advance(self, count: int) -> Expectation:
-        if wrong := not_in_range(count, None, "PositionOutOfRange"):
-            return self.refuse(wrong)
+        if wrong := range_errors(count, None, "PositionOutOfRange"):
+            return self.expect_error(wrong)
         if len(self.tokens) + count > self.room:
-            return self.refuse([("CapacityExceeded", "CONTIG-10")])
-        return Expectation("CONTIG-10", self.did("advance", lambda ok: self.tokens.extend([None] * count)))
+            return self.expect_error([("CapacityExceeded", "CONTIG-10")])
+        return Expectation("CONTIG-10", self.on_success("advance", lambda ok: self.tokens.extend([None] * count)))
 
     def truncate(self, length: Any) -> Expectation:
-        if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
-            return self.refuse(wrong)
+        if wrong := range_errors(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.expect_error(wrong)
         clause = "EDIT-02" if length == len(self.tokens) else "EDIT-01"
-        return Expectation(clause, self.did("truncate", lambda ok: self.tokens.__delitem__(slice(length, None))))
+        return Expectation(clause, self.on_success("truncate", lambda ok: self.tokens.__delitem__(slice(length, None))))
 
     def reorder(self, rows: Sequence[Any]) -> Expectation:
         batch, heads, dim = self.sizes
-        wrong = [each for row in rows for each in not_in_range(row, batch, "RowOutOfRange", "EDIT-09")]
+        wrong = [each for row in rows for each in range_errors(row, batch, "RowOutOfRange", "EDIT-09")]
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         if not rows:
             raise ValueError("reorder([]) has no single expected result (EDIT-09)")
 
@@ -160,7 +161,7 @@ class Contiguous(ReferenceModel):
             self.sizes, self.origins = (len(rows), heads, dim), list(rows)
             self.tokens = [token and (token[0][self.origins], token[1][self.origins]) for token in self.tokens]
 
-        return Expectation("EDIT-07", self.did("reorder", change))
+        return Expectation("EDIT-07", self.on_success("reorder", change))
 
     def reset(self) -> Expectation:
-        return Expectation("CONTIG-11", self.did("reset", lambda ok: self.tokens.clear()))
+        return Expectation("CONTIG-11", self.on_success("reset", lambda ok: self.tokens.clear()))

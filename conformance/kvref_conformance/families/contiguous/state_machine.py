@@ -5,9 +5,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.contiguous.model import Contiguous
-from kvref_conformance.fuzz.base_machine import ANY, BACK, COUNT, FamilyStateMachine, one_of, pair, within
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import (
+    ANY_INDEX,
+    TOKEN_COUNT,
+    TRUNCATION,
+    FamilyStateMachine,
+    choose_one,
+    clip_index,
+    make_pair,
+)
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 from kvref_conformance.implementation_api import NDArray
 
 INDEX = st.integers(0, 5)
@@ -23,64 +31,66 @@ class ContiguousStateMachine(FamilyStateMachine):
     )  # fmt: skip
     def new(self, batch: int, heads: int, dim: int, initial: int, most: int, dtype: str, twice: bool) -> None:
         for _ in range(1 + twice):
-            self.make(batch_size=batch, num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=most, dtype=dtype)
+            self.make_object(
+                batch_size=batch, num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=most, dtype=dtype
+            )
 
     def model(self, which: int) -> Contiguous:
         """Returns the reference model of one of the caches."""
-        found = self.models[one_of(self.objects, which) or 0]
+        found = self.models[choose_one(self.objects, which) or 0]
         assert isinstance(found, Contiguous)
         return found
 
     def random_pair(self, which: int, count: int, kind: str) -> tuple[NDArray, NDArray]:
         batch, heads, dim = self.model(which).sizes
-        return pair(self.source, (batch, heads, count, dim), kind)
+        return make_pair(self.source, (batch, heads, count, dim), kind)
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, count=COUNT, kind=kinds(), fused=st.booleans())
+    @rule(which=INDEX, count=TOKEN_COUNT, kind=row_kinds(), fused=st.booleans())
     def append(self, which: int, count: int, kind: str, fused: bool) -> None:
         keys, values = self.random_pair(which, count, kind)
         if fused:
-            self.call("append_fused", one_of(self.objects, which), key_values=np.stack([keys, values]))
+            self.call("append_fused", choose_one(self.objects, which), key_values=np.stack([keys, values]))
         else:
-            self.call("append", one_of(self.objects, which), keys=keys, values=values)
+            self.call("append", choose_one(self.objects, which), keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, wrong=st.integers(0, 5), side=st.integers(0, 2))
     def append_wrongly(self, which: int, wrong: int, side: int) -> None:
         batch, heads, dim = self.model(which).sizes
         keys, values = self.source.wrong_pair((batch, heads, 1, dim), wrong, side)
-        self.call("append", one_of(self.objects, which), keys=keys, values=values)
+        self.call("append", choose_one(self.objects, which), keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=st.integers(-1, 3))
     def advance(self, which: int, count: int) -> None:
-        self.call("advance", one_of(self.objects, which), count=count)
+        self.call("advance", choose_one(self.objects, which), count=count)
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, back=BACK, count=COUNT, kind=kinds())
+    @rule(which=INDEX, back=TRUNCATION, count=TOKEN_COUNT, kind=row_kinds())
     def truncate(self, which: int, back: int, count: int, kind: str) -> None:
-        self.call("truncate", one_of(self.objects, which), length=len(self.model(which).tokens) - back)
+        self.call("truncate", choose_one(self.objects, which), length=len(self.model(which).tokens) - back)
         self.append(which, count, kind, fused=False)
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, rows=st.lists(ANY, min_size=1, max_size=3), count=COUNT, kind=kinds())
+    @rule(which=INDEX, rows=st.lists(ANY_INDEX, min_size=1, max_size=3), count=TOKEN_COUNT, kind=row_kinds())
     def reorder(self, which: int, rows: list[int], count: int, kind: str) -> None:
         batch, size = self.model(which).sizes[0], self.subject.size("batch_size", len(rows))
-        self.call("reorder", one_of(self.objects, which), rows=[within(rows[i % len(rows)], batch) for i in range(size)])
+        self.call("reorder", choose_one(self.objects, which), rows=[clip_index(rows[i % len(rows)], batch) for i in range(size)])
         self.append(which, count, kind, fused=False)
 
     reorder_again = reorder
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, count=COUNT, kind=kinds())
+    @rule(which=INDEX, count=TOKEN_COUNT, kind=row_kinds())
     def reset(self, which: int, count: int, kind: str) -> None:
-        self.call("reset", one_of(self.objects, which))
+        self.call("reset", choose_one(self.objects, which))
         self.append(which, count, kind, fused=False)
 
 
 # The states of the contiguous cache that random call sequences should reach, because bugs depend on them.
 
-refusals(
+register_error_states(
     "contiguous", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange", "RowOutOfRange",
 )  # fmt: skip
 
@@ -110,7 +120,7 @@ def growth_ends_at_a_maximum_that_no_doubling_meets(call: ModelCall) -> bool:
 
 @state("contiguous", "append", "append_fused")
 def memory_grows_after_a_reset(call: ModelCall) -> bool:
-    return call.on in call.past.most and total(call) > call.model.room
+    return call.on in call.history.max_tokens and total(call) > call.model.room
 
 
 @state("contiguous", "append", "append_fused")
@@ -125,12 +135,12 @@ def a_cache_with_tokens_and_room_cannot_take_all_that_come(call: ModelCall) -> b
 
 @state("contiguous", "append", "append_fused")
 def tokens_come_after_some_did_not_fit(call: ModelCall) -> bool:
-    return call.tokens > 0 and "a cache with tokens and room cannot take all that come" in call.past.met
+    return call.tokens > 0 and "a cache with tokens and room cannot take all that come" in call.history.reached
 
 
 @state("contiguous", "append", "append_fused")
 def fewer_tokens_follow_a_reset(call: ModelCall) -> bool:
-    return 0 < total(call) < call.past.most.get(call.on, 0)
+    return 0 < total(call) < call.history.max_tokens.get(call.on, 0)
 
 
 @state("contiguous", "append", "append_fused")
@@ -170,12 +180,12 @@ def some_tokens_go_and_some_stay(call: ModelCall) -> bool:
 
 @state("contiguous", "append", "append_fused")
 def tokens_follow_a_truncate_of_some(call: ModelCall) -> bool:
-    return bool(call.tokens and call.model.tokens and call.model.last == "truncate")
+    return bool(call.tokens and call.model.tokens and call.model.last_change == "truncate")
 
 
 @state("contiguous", "append", "append_fused")
 def memory_grows_after_a_truncate(call: ModelCall) -> bool:
-    return bool(call.model.last == "truncate" and total(call) > call.model.room)
+    return bool(call.model.last_change == "truncate" and total(call) > call.model.room)
 
 
 @state("contiguous", "reorder")
@@ -211,7 +221,7 @@ def two_caches_hold_tokens(call: ModelCall) -> bool:
 
 def note_contiguous(call: ModelCall) -> None:
     if call.op == "contiguous.reset":
-        call.past.most[call.on] = len(call.model.tokens)
+        call.history.max_tokens[call.on] = len(call.model.tokens)
 
 
 NOTES["contiguous"] = note_contiguous

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.families import Family
 from kvref_conformance.implementation_api import Codes, Numbers
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 FAMILY = Family(
     name="elements",
@@ -42,7 +42,7 @@ class ElementsFactory(Protocol):
 def sample_calls(sizes: Sizes) -> SampleCalls:
     return {
         **on_family("elements", {
-            "encode": args(values=rows(sizes.dim), format=sizes.format),
+            "encode": args(values=counting_rows(sizes.dim), format=sizes.format),
             "decode": args(codes=np.zeros(sizes.dim, np.uint8), format=sizes.format)
         }),
     }  # fmt: skip

@@ -3,10 +3,10 @@
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import small_floats as oracle
-from kvref_conformance.outcome import Broken
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, true
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true
 from kvref_conformance.testlib.fixtures import round_to_input_dtype
 from kvref_conformance.testlib.registry import check
 
@@ -45,7 +45,9 @@ def assert_codes(subject: Subject, values: NDArray, format: str, what: str) -> N
     differs = np.argwhere(np.asarray(got).astype(np.int64) != want)
     if differs.size:
         i = int(differs[0, 0])
-        raise Broken(f"{format} code of {float(values[i])!r} ({what}; {len(differs)} differ)", hex(want[i]), hex(int(got[i])))
+        raise ClauseViolation(
+            f"{format} code of {float(values[i])!r} ({what}; {len(differs)} differ)", hex(want[i]), hex(int(got[i]))
+        )
 
 
 @check("FMT-FP8-01", "elements")
@@ -98,7 +100,7 @@ def encode_and_decode_keep_nans(subject: Subject) -> None:
     nans = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
     for name in subject.formats(*FP8):
         got = decode(subject, encode(subject, nans, name), name)
-        true(np.isnan(got).all(), f"NaNs encoded and decoded in {name}", "NaN", got)
+        assert_true(np.isnan(got).all(), f"NaNs encoded and decoded in {name}", "NaN", got)
         encode(subject, np.array([np.inf, -np.inf], np.float32), name)  # raises no error; LAW-14 judges the codes
 
 
@@ -117,7 +119,9 @@ def encode_is_monotonic(subject: Subject) -> None:
         steps = np.diff(encode(subject, values, name).astype(np.int64))
         if (steps < 0).any():
             i = int(np.argmax(steps < 0))
-            raise Broken(f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "ascending codes", f"a difference of {steps[i]}")
+            raise ClauseViolation(
+                f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "ascending codes", f"a difference of {steps[i]}"
+            )
 
 
 @check("FMT-CAST-01ad", "elements")
@@ -149,4 +153,4 @@ def cast_keeps_subnormals_and_overflows_to_infinity(subject: Subject) -> None:
 def encoded_infinity_decodes_to_no_number(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         got = decode(subject, encode(subject, np.array([np.nan, np.inf, -np.inf], np.float32), name), name)
-        true(not np.isfinite(got).any(), f"NaN, inf and -inf encoded and decoded in {name}", "no finite value", got)
+        assert_true(not np.isfinite(got).any(), f"NaN, inf and -inf encoded and decoded in {name}", "no finite value", got)

@@ -3,7 +3,14 @@
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import CODED, Expectation, ExpectedArrays, exactly, float32, wrong_arrays  # fmt: skip
+from kvref_conformance.oracle.expectations import (  # fmt: skip
+    CODED_DTYPES,
+    Expectation,
+    ExpectedArrays,
+    array_errors,
+    exact_reads,
+    to_float32,
+)
 from kvref_conformance.oracle.formats import small_floats
 from kvref_conformance.oracle.reference_model import FunctionModel
 
@@ -12,17 +19,17 @@ class Elements(FunctionModel):
     family = "elements"
 
     def encode(self, values: NDArray, format: str) -> Expectation:
-        if wrong_arrays((values, (None,))):
+        if array_errors((values, (None,))):
             raise ValueError("values: expected another shape or dtype")
-        x = float32(values)
-        if format in CODED:  # codes have any dtype that decode accepts
-            return ExpectedArrays("FMT-CAST-01", parts=(exactly(small_floats.round_to(x, format)),), codes_of=format)
+        x = to_float32(values)
+        if format in CODED_DTYPES:  # codes have any dtype that decode accepts
+            return ExpectedArrays("FMT-CAST-01", parts=(exact_reads(small_floats.round_to(x, format)),), codes_of=format)
         codes = small_floats.encode(x, format)
         nan = np.isnan(small_floats.decoded(format)[codes])  # NaN has several codes; each is right
-        return ExpectedArrays("FMT-FP8-02", parts=(exactly(codes),), unsure=nan if nan.any() else None)
+        return ExpectedArrays("FMT-FP8-02", parts=(exact_reads(codes),), undetermined=nan if nan.any() else None)
 
     def decode(self, codes: NDArray, format: str) -> Expectation:
-        if format in CODED and codes.dtype.kind not in "iu":
-            return ExpectedArrays("FMT-CAST-01", parts=(exactly(float32(codes)),))
+        if format in CODED_DTYPES and codes.dtype.kind not in "iu":
+            return ExpectedArrays("FMT-CAST-01", parts=(exact_reads(to_float32(codes)),))
         values = small_floats.decoded(format)[codes.astype(np.int64)]
-        return ExpectedArrays("FMT-CAST-01" if format in CODED else "FMT-FP8-01", parts=(exactly(values),))
+        return ExpectedArrays("FMT-CAST-01" if format in CODED_DTYPES else "FMT-FP8-01", parts=(exact_reads(values),))

@@ -7,7 +7,7 @@ from kvref.array import Array
 from kvref.canary import BOS, FIRST_WORD, sized
 from kvref.errors import ConfigError
 from kvref_conformance.families import Family
-from kvref_conformance.testlib.sample_calls import Got, SampleCalls, Sizes, args, on_family
+from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, args, on_family
 
 CANARY = ("num_layers", "num_kv_heads", "num_query_heads", "head_dim", "context", "period", "window", "recalls")
 
@@ -94,7 +94,7 @@ PROMPT = [BOS, *(FIRST_WORD + word for word in range(50))]
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    def session(got: Got) -> int:
+    def session(got: ResultByName) -> int:
         number: int = got["engine.open"]
         return number
 

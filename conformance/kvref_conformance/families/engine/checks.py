@@ -5,10 +5,10 @@ from typing import Any
 
 from kvref.canary import BOS, FIRST_WORD
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.engine import FAMILY
 from kvref_conformance.families.engine.model import Engine
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, may_raise, raises, true
+from kvref_conformance.testlib.assertions import assert_equal, assert_true, may_raise, raises
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 
@@ -64,7 +64,10 @@ class EngineFixture(Session):
             self.assert_periodic(session, times)
 
     def assert_periodic(self, session: int, count: int) -> None:
-        """Raises Broken unless the last `count` tokens repeat those of one period before. A window or a recall changes them."""
+        """Raises ClauseViolation unless the last `count` tokens repeat those of one period before.
+
+        A window or a recall changes them.
+        """
         if not (self.canary.recalls or any(self.canary.windows)):
             tokens = self.tokens(session)
             assert_equal(
@@ -81,7 +84,7 @@ def generate_repeats_a_period_to_the_end_of_the_context(subject: Subject) -> Non
 
 @check("ENG-01b", "engine")
 def generate_recalls_the_tokens_after_an_earlier_occurrence(subject: Subject) -> None:
-    subject.need(recalls=1)
+    subject.require_size(recalls=1)
     fixture = EngineFixture(subject, recalls=1)
     prompt = fixture.prompt(40)
     session = fixture.open([*prompt, prompt[2]])
@@ -167,7 +170,9 @@ def generate_in_a_full_cache_raises_or_is_correct(subject: Subject) -> None:
         if not (accepted(fixture.engine.extend, session, prompt) and accepted(fixture.generate, session, 3)):
             break
     sessions = [session for session in fixture.model.sessions if fixture.tokens(session)]
-    true(len(sessions) >= 2, "number of sessions before a cache for three full contexts is full", "at least 2", len(sessions))
+    assert_true(
+        len(sessions) >= 2, "number of sessions before a cache for three full contexts is full", "at least 2", len(sessions)
+    )
     unbounded = len(sessions) == MANY  # the engine swaps sessions out, or keeps no cache between calls
     if unbounded and accepted(fixture.step, sessions, 2):
         return
@@ -183,10 +188,13 @@ def generate_in_a_full_cache_raises_or_is_correct(subject: Subject) -> None:
 
 
 def accepted(call: Callable[..., Any], *args: Any) -> bool:
-    """Whether a call succeeds. Raises Broken if it raises an error other than a permitted OutOfBlocks, as the model judges."""
+    """Whether a call succeeds.
+
+    Raises ClauseViolation if it raises an error other than a permitted OutOfBlocks, as the model judges.
+    """
     try:
         call(*args)
-    except (Broken, NotOffered):
+    except (ClauseViolation, NotOffered):
         raise
     except Exception:
         return False
@@ -374,7 +382,7 @@ def step_generates_no_token_of_another_session(subject: Subject) -> None:
 
 @check("ENG-13", "engine")
 def generate_attends_to_exactly_the_window(subject: Subject) -> None:
-    subject.need(window=1)
+    subject.require_size(window=1)
     for window in (16, 17, 31):
         fixture = EngineFixture(subject, window=window)
         session = fixture.open(fixture.prompt())

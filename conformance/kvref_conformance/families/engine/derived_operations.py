@@ -7,16 +7,16 @@
 from collections.abc import Sequence
 from functools import partial
 
-from kvref_conformance.calls.derived_operations import DerivedOperation, in_turn
+from kvref_conformance.calls.derived_operations import DerivedOperation, call_in_order
 from kvref_conformance.calls.proxy import ObjectProxy
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 def generate_by_steps(engine: ObjectProxy, session: int, count: int) -> list[int]:
     if count < 1:
         raise NotOffered("generate of 0 tokens (derived from step)")
     output = list[int]()
-    in_turn(lambda: output.extend(engine.step([session])) for _ in range(count))
+    call_in_order(lambda: output.extend(engine.step([session])) for _ in range(count))
     return output
 
 
@@ -26,7 +26,7 @@ def step_by_generating(engine: ObjectProxy, sessions: Sequence[int]) -> list[int
     def generate_one(session: int) -> None:
         output.extend(engine.generate(session, 1))
 
-    in_turn(partial(generate_one, session) for session in sessions)
+    call_in_order(partial(generate_one, session) for session in sessions)
     if len(output) < len(sessions):
         raise NotOffered("step at the end of a context (derived from generate, which returned fewer tokens)")
     return output

@@ -6,23 +6,23 @@ from typing import Any
 from kvref.canary import UNKNOWN
 from kvref_canary.diagnosis.case import RequestHistory
 from kvref_canary.diagnosis.diagnose import diagnose
-from kvref_conformance.calls.messages import CallRequest, Exchange, ObjectReference, resolved
+from kvref_conformance.calls.messages import CallRequest, Exchange, ObjectReference, resolve_references
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.engine.model import Engine
 from kvref_conformance.oracle.model_runner import ModelRunner, UnknownObject
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.traces.shrinking import renumbered
+from kvref_conformance.traces.shrinking import renumber_references
 
 PERIODS = 2  # periods to generate after a wrong token, as evidence for the diagnosis
 GENERATING = ("generate", "step", "sample")
 AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later chunk"}  # names in a diagnosis
 
 
-def cause(subject: Subject, conversation: Sequence[Exchange], again: bool) -> str:
+def cause(subject: Subject, call_trace: Sequence[Exchange], again: bool) -> str:
     """A sentence that explains the last call's wrong token, or "". again: whether replaying the calls reproduces the failure."""
-    if conversation[-1].request.name not in GENERATING:
+    if call_trace[-1].request.name not in GENERATING:
         return ""
-    calls = _replay(subject, [exchange.request for exchange in conversation]) if again else conversation
+    calls = _replay(subject, [exchange.request for exchange in call_trace]) if again else call_trace
     if calls is None:
         return ""
     *before, last = calls
@@ -30,7 +30,7 @@ def cause(subject: Subject, conversation: Sequence[Exchange], again: bool) -> st
     try:
         for exchange in before:
             history.follow(exchange)
-    except (Broken, UnknownObject, LookupError):
+    except (ClauseViolation, UnknownObject, LookupError):
         return ""
     return history.diagnosis(last, again)
 
@@ -40,19 +40,19 @@ def _replay(subject: Subject, requests: Sequence[CallRequest]) -> list[Exchange]
     numbers, results = dict[int, int](), dict[int, Any]()
     for request in requests:
         try:
-            args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
+            args = {name: renumber_references(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
         except KeyError:  # it refers to the result of a call that failed
             return None
         try:
             result = subject.call(request.op, on, args)
-        except (NotOffered, Broken):
+        except (NotOffered, ClauseViolation):
             return None
         except Exception:  # an error that the call is expected to raise
             result = None
         if result is not None:
-            numbers[request.id], results[request.id] = subject.conversation[-1].request.id, result
-    return list(subject.conversation)
+            numbers[request.id], results[request.id] = subject.call_trace[-1].request.id, result
+    return list(subject.call_trace)
 
 
 class _History:
@@ -71,7 +71,10 @@ class _History:
         return model
 
     def follow(self, exchange: Exchange) -> None:
-        """Apply one call and its reply. Raises Broken if the reply is wrong, and UnknownObject if it cannot be judged."""
+        """Apply one call and its reply.
+
+        Raises ClauseViolation if the reply is wrong, and UnknownObject if it cannot be judged.
+        """
         request = exchange.request
         session = self._resolved(request.args.get("session"))
         tokens = list(self._model.sessions[session].tokens) if request.on == self._engine and self._length(session) else []
@@ -138,4 +141,4 @@ class _History:
         return len(self._model.sessions[session].tokens) if session in self._model.sessions else 0
 
     def _resolved(self, value: Any) -> Any:
-        return value if isinstance(value, ObjectReference) else resolved(value, self._runner.replies)
+        return value if isinstance(value, ObjectReference) else resolve_references(value, self._runner.replies)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvref.canary import Canary, Oracle, sized
-from kvref_conformance.calls.messages import show
-from kvref_conformance.oracle.expectations import AcceptedOrError, AnyOf, ExactValue, Expectation, not_in_range
-from kvref_conformance.oracle.reference_model import Look, ReferenceModel
-from kvref_conformance.outcome import Broken
+from kvref_conformance.calls.messages import format_value
+from kvref_conformance.exceptions import ClauseViolation
+from kvref_conformance.oracle.expectations import AcceptedOrError, AnyOf, ExactValue, Expectation, range_errors
+from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 
 COARSEST = 64  # largest assumed block size: rounding up to blocks may cost each session up to this number of tokens
 NEW = -1  # key for a session that does not exist yet
@@ -65,7 +65,7 @@ class SessionModel:
 def token_text(tokens: Sequence[int], last: int) -> str:
     """Text of the tokens followed by `last`. Only the latest SHOWN tokens are printed."""
     if len(tokens) <= SHOWN:
-        return show([*tokens, last])
+        return format_value([*tokens, last])
     return f"[... {len(tokens) - SHOWN} tokens, {', '.join(map(str, [*tokens[-SHOWN:], last]))}]"
 
 
@@ -77,22 +77,24 @@ class GeneratedTokens(AcceptedOrError):
     each: int = 0
     short: bool = False
 
-    def wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         certain = [session.continuation(self.each) for session in self.sessions]
         if self.kinds:
-            return super().wire()
+            return super().to_json()
         return {"any": True} if None in certain else {"ok": [token for each in certain for token in each or ()]}
 
-    def look(self, ok: Any, op: str, level: Any) -> None:
+    def compare(self, ok: Any, op: str, level: Any) -> None:
         count = self.each * len(self.sessions)
         if len(ok) != count:
-            raise Broken(op, f"{count} tokens", f"{len(ok)}: {show(list(ok))}", "ENG-11" if self.short else self.clause)
+            raise ClauseViolation(
+                op, f"{count} tokens", f"{len(ok)}: {format_value(list(ok))}", "ENG-11" if self.short else self.clause
+            )
         for number, session in enumerate(self.sessions):
             output = list(ok[number * self.each : (number + 1) * self.each])
             if wrong := session.first_wrong_token(output):
                 place, token = wrong
                 clause = self.clause if session.clause == "ENG-01" else session.clause
-                raise Broken(op, token_text(output[:place], token), token_text(output[:place], output[place]), clause)
+                raise ClauseViolation(op, token_text(output[:place], token), token_text(output[:place], output[place]), clause)
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ class NewSessionOrError(AcceptedOrError):
     says: str = ""
     others: Container[int] = ()
 
-    def look(self, ok: Any, op: str, level: Any) -> None:
+    def compare(self, ok: Any, op: str, level: Any) -> None:
         if ok in self.others:
-            raise Broken(op, self.says, show(ok), "ENG-10")
+            raise ClauseViolation(op, self.says, format_value(ok), "ENG-10")
 
 
 class Engine(ReferenceModel):
     family = "engine"
-    blamed: ClassVar = {"length": "ENG-10"}
+    clause_by_observation: ClassVar = {"length": "ENG-10"}
 
     def __init__(self, *, cache_tokens: int, **sizes: int) -> None:
         super().__init__()
@@ -119,30 +121,30 @@ class Engine(ReferenceModel):
         self.closed_tokens: list[list[int]] = []  # of each closed session
         self.saved: dict[int, SessionModel] = {}
 
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         return [("length", {"session": session}) for session in self.sessions]
 
     def open(self) -> Expectation:
-        then = self.did("open", lambda ok: self.sessions.update({ok: SessionModel(Oracle(self.canary))}))
-        return AnyOf("ENG-10", then, says=self._new_session_text, accepts=lambda ok: ok not in self.sessions)
+        then = self.on_success("open", lambda ok: self.sessions.update({ok: SessionModel(Oracle(self.canary))}))
+        return AnyOf("ENG-10", then, range_text=self._new_session_text, accepts=lambda ok: ok not in self.sessions)
 
     def length(self, session: Any) -> Expectation:
         if session not in self.sessions:
-            return self.refuse([("SequenceNotFound", "ENG-10")])
-        return ExactValue(self.blame("length"), value=len(self.sessions[session].tokens))
+            return self.expect_error([("SequenceNotFound", "ENG-10")])
+        return ExactValue(self.clause_of("length"), value=len(self.sessions[session].tokens))
 
     def extend(self, session: Any, tokens: Any) -> Expectation:
         state = self.sessions.get(session)
-        wrong = [each for token in tokens for each in not_in_range(token, self.canary.vocabulary, "TokenOutOfRange")]
+        wrong = [each for token in tokens for each in range_errors(token, self.canary.vocabulary, "TokenOutOfRange")]
         if state is None:
             too_long = [("CapacityExceeded", "ENG-11")] if len(tokens) > self.canary.context else []
-            return self.refuse([("SequenceNotFound", "ENG-10"), *wrong, *too_long])
+            return self.expect_error([("SequenceNotFound", "ENG-10"), *wrong, *too_long])
         if len(state.tokens) + len(tokens) > self.canary.context:
             wrong.append(("CapacityExceeded", "ENG-11"))
         if wrong and not self._fits({session: len(tokens)}):  # the implementation may check for room first
             wrong.append(("OutOfBlocks", "ENG-06"))
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
 
         def change(ok: Any) -> None:
             if state.tokens:
@@ -151,10 +153,10 @@ class Engine(ReferenceModel):
                 state.blame("ENG-04")
             state.append(tokens)
 
-        then = self.did("extend", change)
+        then = self.on_success("extend", change)
         if self._fits({session: len(tokens)}):
             return Expectation("ENG-06", then)
-        return AcceptedOrError("ENG-06", then, kinds=("OutOfBlocks",), refused=self._refused)
+        return AcceptedOrError("ENG-06", then, kinds=("OutOfBlocks",), on_error=self._refused)
 
     def generate(self, session: Any, count: Any) -> Expectation:
         def change(ok: Any) -> None:
@@ -162,30 +164,32 @@ class Engine(ReferenceModel):
             state.has_generated = True
 
         if wrong := self._generation_errors(session, count):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         state = self.sessions[session]
-        return self._expected_tokens(state.clause, self.did("generate", change), session, 1, count, [])
+        return self._expected_tokens(state.clause, self.on_success("generate", change), session, 1, count, [])
 
     def sample(self, session: Any, n: Any, count: Any) -> Expectation:
-        wrong, times = self._generation_errors(session, count), not_in_range(n, None, "PositionOutOfRange")
+        wrong, times = self._generation_errors(session, count), range_errors(n, None, "PositionOutOfRange")
         if wrong or times:  # the implementation may check for room first
             full = [] if wrong else [(kind, "ENG-06") for kind in self._room_errors(session, count, [])]
-            return self.refuse([*wrong, *times, *full])
+            return self.expect_error([*wrong, *times, *full])
         state = self.sessions[session]
         copies = [len(state.tokens) + count] * n
-        return self._expected_tokens("ENG-08", self.did("sample", lambda ok: state.blame("ENG-08")), session, n, count, copies)
+        return self._expected_tokens(
+            "ENG-08", self.on_success("sample", lambda ok: state.blame("ENG-08")), session, n, count, copies
+        )
 
     def cancel(self, session: Any, count: Any) -> Expectation:
         if wrong := self._generation_errors(session, count):
-            return self.refuse(wrong)
-        then = self.did("cancel", lambda ok: self._blame_all("ENG-05"))
+            return self.expect_error(wrong)
+        then = self.on_success("cancel", lambda ok: self._blame_all("ENG-05"))
         if kinds := self._room_errors(session, count, [len(self.sessions[session].tokens) + count]):
-            return AcceptedOrError("ENG-05", then, kinds=kinds, refused=self._refused)
+            return AcceptedOrError("ENG-05", then, kinds=kinds, on_error=self._refused)
         return Expectation("ENG-05", then)
 
     def _generation_errors(self, session: Any, count: Any) -> list[tuple[str, str]]:
         """The errors that generating `count` tokens in this session must raise, with their clauses."""
-        wrong = not_in_range(count, None, "PositionOutOfRange")
+        wrong = range_errors(count, None, "PositionOutOfRange")
         if session not in self.sessions:
             return [("SequenceNotFound", "ENG-10"), *wrong]
         return wrong or ([] if self.sessions[session].tokens else [("PositionOutOfRange", "ENG-01")])
@@ -214,7 +218,7 @@ class Engine(ReferenceModel):
         if wrong and not self._fits({each: 1 for each in sessions if each in self.sessions}):
             wrong.append(("OutOfBlocks", "ENG-06"))
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
 
         def change(ok: Any) -> None:
             for each, token in zip(states, ok, strict=True):
@@ -223,67 +227,69 @@ class Engine(ReferenceModel):
                 each.has_generated = True
 
         kinds = () if self._fits(dict.fromkeys(sessions, 1)) else ("OutOfBlocks",)
-        return GeneratedTokens("ENG-02", self.did("step", change), kinds, self._refused, states, 1)
+        return GeneratedTokens("ENG-02", self.on_success("step", change), kinds, self._refused, states, 1)
 
     def fork(self, session: Any) -> Expectation:
         if session not in self.sessions:
-            return self.refuse([("SequenceNotFound", "ENG-10")])
+            return self.expect_error([("SequenceNotFound", "ENG-10")])
         parent = self.sessions[session]
 
         def change(ok: Any) -> None:
             parent.blame("ENG-08")
             self.sessions[ok] = parent.copy()
 
-        return self._new_copy("ENG-08", self.did("fork", change), parent)
+        return self._new_copy("ENG-08", self.on_success("fork", change), parent)
 
     def save(self, session: Any) -> Expectation:
         if session not in self.sessions:
-            return self.refuse([("SequenceNotFound", "ENG-10")])
+            return self.expect_error([("SequenceNotFound", "ENG-10")])
         state = self.sessions[session]
-        then = self.did("save", lambda ok: self.saved.update({ok: state.copy()}))
+        then = self.on_success("save", lambda ok: self.saved.update({ok: state.copy()}))
         equal = [saved for saved, copy in self.saved.items() if copy.tokens == state.tokens]  # may be the same copy
         says = f"a number not among {sorted(self.saved.keys() - equal)}"
-        return AnyOf("ENG-10", then, says=says, accepts=lambda ok: ok in equal or ok not in self.saved)
+        return AnyOf("ENG-10", then, range_text=says, accepts=lambda ok: ok in equal or ok not in self.saved)
 
     def load(self, saved: Any) -> Expectation:
         if saved not in self.saved:
-            return self.refuse([("SequenceNotFound", "ENG-10")])
+            return self.expect_error([("SequenceNotFound", "ENG-10")])
 
         def change(ok: Any) -> None:
             self.sessions[ok] = self.saved[saved].copy()
             self.sessions[ok].blame("ENG-10")
 
-        return self._new_copy("ENG-10", self.did("load", change), self.saved[saved])
+        return self._new_copy("ENG-10", self.on_success("load", change), self.saved[saved])
 
     def truncate(self, session: Any, length: Any) -> Expectation:
         if session not in self.sessions:
-            return self.refuse(
-                [("SequenceNotFound", "ENG-10"), *not_in_range(length, self.canary.context + 1, "PositionOutOfRange")]
+            return self.expect_error(
+                [("SequenceNotFound", "ENG-10"), *range_errors(length, self.canary.context + 1, "PositionOutOfRange")]
             )
         state = self.sessions[session]
-        if wrong := not_in_range(length, len(state.tokens) + 1, "PositionOutOfRange", "ENG-10"):
-            return self.refuse(wrong)
-        return Expectation("ENG-10", self.did("truncate", lambda ok: self._replace_tokens(session, state.tokens[:length])))
+        if wrong := range_errors(length, len(state.tokens) + 1, "PositionOutOfRange", "ENG-10"):
+            return self.expect_error(wrong)
+        return Expectation("ENG-10", self.on_success("truncate", lambda ok: self._replace_tokens(session, state.tokens[:length])))
 
     def remove(self, session: Any, start: Any, stop: Any) -> Expectation:
         exists = session in self.sessions
         length = len(self.sessions[session].tokens) if exists else self.canary.context  # an unknown session can have any length
-        wrong = not_in_range(stop, length + 1, "PositionOutOfRange", "ENG-10")
-        wrong += not_in_range(start, None if wrong else stop + 1, "PositionOutOfRange", "ENG-10")
+        wrong = range_errors(stop, length + 1, "PositionOutOfRange", "ENG-10")
+        wrong += range_errors(start, None if wrong else stop + 1, "PositionOutOfRange", "ENG-10")
         if wrong or not exists:
-            return self.refuse([*([] if exists else [("SequenceNotFound", "ENG-10")]), *wrong])
+            return self.expect_error([*([] if exists else [("SequenceNotFound", "ENG-10")]), *wrong])
         tokens = self.sessions[session].tokens
-        return Expectation("ENG-10", self.did("remove", lambda ok: self._replace_tokens(session, tokens[:start] + tokens[stop:])))
+        return Expectation(
+            "ENG-10", self.on_success("remove", lambda ok: self._replace_tokens(session, tokens[:start] + tokens[stop:]))
+        )
 
     def close(self, session: Any) -> Expectation:
         if session not in self.sessions:
-            return self.refuse([("SequenceNotFound", "ENG-10")])
+            return self.expect_error([("SequenceNotFound", "ENG-10")])
 
         def change(ok: Any) -> None:
             self.closed_tokens.append(self.sessions.pop(session).tokens)
             self._blame_all("ENG-05")
 
-        return Expectation("ENG-05", self.did("close", change))
+        return Expectation("ENG-05", self.on_success("close", change))
 
     @property
     def _new_session_text(self) -> str:
@@ -306,11 +312,11 @@ class Engine(ReferenceModel):
     def _new_copy(self, clause: str, then: Callable[[Any], None], state: SessionModel) -> Expectation:
         """The number of a new session with the tokens of `state`, or OutOfBlocks if the cache may lack room for them."""
         if self._fits({NEW: len(state.tokens)}):
-            return AnyOf(clause, then, says=self._new_session_text, accepts=lambda ok: ok not in self.sessions)
+            return AnyOf(clause, then, range_text=self._new_session_text, accepts=lambda ok: ok not in self.sessions)
         return NewSessionOrError("ENG-06", then, ("OutOfBlocks",), self._refused, self._new_session_text, tuple(self.sessions))
 
     def _refused(self) -> None:
-        self.last = "refused"
+        self.last_change = "refused"
         self._blame_all("ENG-06")
 
     def _blame_all(self, clause: str) -> None:

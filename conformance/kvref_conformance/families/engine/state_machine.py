@@ -5,10 +5,10 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref.canary import BOS, FIRST_WORD
 from kvref_conformance.families.engine.model import Engine, SessionModel
-from kvref_conformance.fuzz.base_machine import LAST, FamilyStateMachine, one_of
-from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import LAST_INDEX, FamilyStateMachine, choose_one
+from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 
-INDEX = st.sampled_from((*(0, 1, 2) * 6, LAST))
+INDEX = st.sampled_from((*(0, 1, 2) * 6, LAST_INDEX))
 COUNT = st.sampled_from((1, 2, 3, 5, 9, 17, 0))
 PROMPTS = 3  # only a few distinct prompts, so that sessions often share a prefix
 
@@ -19,7 +19,7 @@ class EngineStateMachine(FamilyStateMachine):
     @initialize(heads=st.sampled_from((2, 1)), recalls=st.sampled_from((0, 0, 1)), room=st.sampled_from((1, 3, 2)))
     def new(self, heads: int, recalls: int, room: int) -> None:
         context = self.subject.size("context", 48)
-        self.make(
+        self.make_object(
             num_layers=2, num_kv_heads=heads, num_query_heads=2, head_dim=32, context=context, period=12, window=0,
             recalls=recalls, cache_tokens=room * (context + 63) // 64 * 64,
         )  # fmt: skip
@@ -34,8 +34,8 @@ class EngineStateMachine(FamilyStateMachine):
 
     def session(self, index: int) -> int:
         """An existing session, or an unknown one for LAST or if no session exists."""
-        session = one_of(self.model.sessions, index)
-        return 1000 if session is None or index == LAST else session
+        session = choose_one(self.model.sessions, index)
+        return 1000 if session is None or index == LAST_INDEX else session
 
     def length(self, session: int) -> int:
         return len(self.model.sessions[session].tokens) if session in self.model.sessions else 0
@@ -75,7 +75,7 @@ class EngineStateMachine(FamilyStateMachine):
     generate_more = generate
 
     @precondition(lambda self: self.objects)
-    @rule(which=st.sampled_from(((0, 1), (1, 0), (0, 1, 2), (1,), (0, LAST), ())), times=st.integers(1, 2))
+    @rule(which=st.sampled_from(((0, 1), (1, 0), (0, 1, 2), (1,), (0, LAST_INDEX), ())), times=st.integers(1, 2))
     def step(self, which: tuple[int, ...], times: int) -> None:
         for _ in range(times):
             sessions = list(dict.fromkeys(self.session(each) for each in which))
@@ -115,8 +115,8 @@ class EngineStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(which=INDEX)
     def load(self, which: int) -> None:
-        saved = one_of(self.model.saved, which)
-        unknown = saved is None or which == LAST
+        saved = choose_one(self.model.saved, which)
+        unknown = saved is None or which == LAST_INDEX
         session = self.call("load", self.objects[0], saved=1000 if unknown else saved)
         if session is not None:
             self.call("generate", self.objects[0], session=session, count=3)
@@ -146,7 +146,7 @@ class EngineStateMachine(FamilyStateMachine):
 
 # States of an engine in which bugs are likely.
 
-refusals("engine", "SequenceNotFound", "TokenOutOfRange", "PositionOutOfRange", "CapacityExceeded", "OutOfBlocks")
+register_error_states("engine", "SequenceNotFound", "TokenOutOfRange", "PositionOutOfRange", "CapacityExceeded", "OutOfBlocks")
 
 
 def session(call: ModelCall) -> SessionModel:
@@ -177,12 +177,12 @@ def prompt_of_a_closed_session(call: ModelCall) -> bool:
 
 @state("engine", "generate")
 def generate_past_a_block_of_16(call: ModelCall) -> bool:
-    return length(call) % 16 + len(call.ok) > 16
+    return length(call) % 16 + len(call.result) > 16
 
 
 @state("engine", "generate")
 def generate_to_the_end_of_the_context(call: ModelCall) -> bool:
-    return bool(len(call.ok) < call.args["count"])
+    return bool(len(call.result) < call.args["count"])
 
 
 @state("engine", "step")
@@ -205,7 +205,7 @@ def fork_inside_a_block(call: ModelCall) -> bool:
 
 @state("engine", "sample")
 def sample_from_a_partly_filled_block(call: ModelCall) -> bool:
-    return length(call) % 16 != 0 and call.args["n"] > 1 and len(call.ok) > 0
+    return length(call) % 16 != 0 and call.args["n"] > 1 and len(call.result) > 0
 
 
 @state("engine", "cancel")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, SequenceNotFound, in_range
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.exceptions import NotOffered
 
 
 class WholePrompts(ABC):

@@ -7,8 +7,8 @@ from kvref.array import Array
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import Query, Tokens
-from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of
-from kvref_conformance.testlib.sample_calls import Got, SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
+from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, args, counting_rows, on_family
 
 SMALL = {
     "num_blocks": 26, "block_size": 3, "num_layers": 4, "num_groups": 2, "window": 7, "num_kv_heads": 2, "head_dim": 5,
@@ -26,7 +26,7 @@ FAMILY = Family(
         *("SHARE-03", "EDIT-01", "EDIT-02"),
     ),
     gives={"create": "sequence", "fork": "sequence", "begin": "sequence"},
-    formats={"dtype": (*PLAIN, *SCALED)},
+    formats={"dtype": (*PLAIN_FORMATS, *SCALED_FORMATS)},
     fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0,
     may_be_zero=("num_blocks",),
     multiples={"num_layers": "num_groups"},
@@ -95,13 +95,13 @@ class GroupedFactory(Protocol):
 # One call of each operation, for the self-test of a harness.
 
 
-def sequence(got: Got) -> Any:
+def sequence(got: ResultByName) -> Any:
     return got["grouped.create"]
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    step = rows(sizes.layers, 2, sizes.heads, sizes.dim)
-    query = rows(1, sizes.heads, sizes.dim)
+    step = counting_rows(sizes.layers, 2, sizes.heads, sizes.dim)
+    query = counting_rows(1, sizes.heads, sizes.dim)
     here: dict[str, Any] = {"sequence": sequence, "layer": 0}
     return {
         **on_family("grouped", {

@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.grouped.fixture import GroupedFixture, groups_of
 from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, is_rounding_decisive, of_each_kind
 from kvref_conformance.families.prefix.fixture import prompt, streams
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import ROTATED, dim_of
+from kvref_conformance.oracle.formats import ROTATED_FORMATS, dim_of
 from kvref_conformance.oracle.formats.small_floats import MAX
-from kvref_conformance.oracle.token_storage import tokens_as
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_within, expected_attention, raises, true
-from kvref_conformance.testlib.fixtures import blocks_of
-from kvref_conformance.testlib.production_sizes import affordable
+from kvref_conformance.oracle.token_storage import expected_tokens
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_true, assert_within, expected_attention, raises
+from kvref_conformance.testlib.fixtures import block_table_of
+from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
-from kvref_conformance.testlib.tagged_content import pair_of_content
+from kvref_conformance.testlib.tagged_content import content_pair
 
 PIECES = (1, 2, 5, 1, 3, 1, 1, 7, 1, 4)  # tokens per step, used in turn
 
@@ -36,7 +36,7 @@ def with_sequence(subject: Subject, length: int, **sizes: int) -> tuple[GroupedF
 
 @check("GROUP-01a", "grouped")
 def block_tables_list_distinct_blocks(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     length = reach(subject)
     fixture = GroupedFixture(subject, length, sequences=2)
     sequences = [fixture.create(prompt(length, which)) for which in (1, 2)]
@@ -49,7 +49,7 @@ def block_tables_list_distinct_blocks(subject: Subject) -> None:
             block
             for sequence in sequences
             for layer in range(fixture.groups)
-            for block in blocks_of(fixture.cache, sequence, layer)
+            for block in block_table_of(fixture.cache, sequence, layer)
             if block != -1
         ]
         assert_equal(
@@ -57,7 +57,7 @@ def block_tables_list_distinct_blocks(subject: Subject) -> None:
             len(listed),
             f"number of distinct blocks in the tables of both sequences, which list {sorted(listed)}",
         )
-        true(
+        assert_true(
             all(0 <= block < fixture.total for block in listed),
             "blocks in the tables of both sequences",
             f"numbers in [0, {fixture.total})",
@@ -72,13 +72,13 @@ def layers_of_a_group_have_one_block_table(subject: Subject) -> None:
         raise NotOffered("two layers in a group, where its limits leave one layer per group")
     fixture.step_to(sequence, reach(subject, 1), by=2)
     for layer in fixture.layers[fixture.groups :]:
-        got, want = (blocks_of(fixture.cache, sequence, each) for each in (layer, layer - fixture.groups))
+        got, want = (block_table_of(fixture.cache, sequence, each) for each in (layer, layer - fixture.groups))
         assert_equal(got, want, f"block table of layer {layer}, which is in the same group as layer {layer - fixture.groups}")
 
 
 @check("GROUP-01c", "grouped")
 def freed_blocks_are_reused_by_any_group(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     length = reach(subject)
     fixture, first = with_sequence(subject, length)
     fixture.step_to(first, length)
@@ -239,7 +239,7 @@ def attend_to_freed_positions_raises(subject: Subject) -> None:
 
 @check("GROUP-07bc", "grouped")
 def truncate_can_remove_the_tokens_of_the_last_step(subject: Subject) -> None:
-    subject.need(tokens=2)
+    subject.require_size(tokens=2)
     size = subject.size("block_size", 3)
     for begun in (subject.size("window", 7) + size, subject.size("window", 7) + 2 * size + 1):
         for back in range(1, size + 3):
@@ -298,7 +298,7 @@ def truncate_frees_blocks_of_every_group(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     fixture, sequence = with_sequence(subject, 4 * size, window=5 * size)
     if fixture.window < 4 * size:
-        raise NotOffered(f"a window of {4 * size}, where its limits say {subject.limits.of('grouped', 'window')}")
+        raise NotOffered(f"a window of {4 * size}, where its limits say {subject.limits.limit('grouped', 'window')}")
     fixture.step_to(sequence, 4 * size, by=4)
     for length in (3 * size + 1, 3 * size, size + 1, 1, 0):
         fixture.truncate(sequence, length)
@@ -329,7 +329,7 @@ def tokens_read_back_as_their_format_defines(subject: Subject) -> None:
 
 @check("GROUP-08a", "grouped")
 def hit_and_fork_have_the_scales_of_their_blocks(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for name, fixture in in_formats(subject, 3 * subject.size("block_size", 3), 2, num_layers=2):
         tokens = [*prompt(fixture.size + 1), *prompt(fixture.size, 2)]
         first = fixture.begin(tokens)
@@ -353,7 +353,7 @@ def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
         for layer in fixture.layers:
             first = max(0, length - fixture.window) if fixture.is_windowed(layer) else 0
             keys, values = fixture.cache.read(sequence, layer, list(range(first, length)))
-            want, bound = expected_attention(subject, query, keys, values, scale=scale, rotated=name in ROTATED)
+            want, bound = expected_attention(subject, query, keys, values, scale=scale, rotated=name in ROTATED_FORMATS)
             assert_within(
                 fixture.cache.attend(sequence, layer, query, scale), want, bound, f"attention over {name} tokens, layer {layer}"
             )
@@ -383,7 +383,7 @@ def _not_storable(subject: Subject, shape: tuple[int, ...], format: str) -> Iter
     large = np.full(shape, MAX.get(subject.dtype, LARGEST), np.float32)
     large[..., ::2] *= -1
     decided = subject.level == "exact" or not is_rounding_decisive(format)
-    if decided and not np.isfinite(tokens_as(large[0], format).values).all():
+    if decided and not np.isfinite(expected_tokens(large[0], format).values).all():
         yield large
 
 
@@ -413,7 +413,7 @@ def read_edges(fixture: GroupedFixture, sequence: int, what: str) -> None:
             state.length - 1,
         }
         positions = sorted(position for position in ends if first <= position < state.length)
-        want = pair_of_content(streams(state.tokens, state.salt)[positions], layer, positions, *fixture.row)
+        want = content_pair(streams(state.tokens, state.salt)[positions], layer, positions, *fixture.row)
         assert_pair(fixture.cache.read(sequence, layer, positions), want, f"{what}, layer {layer}, positions {positions}")
 
 
@@ -441,14 +441,14 @@ def check_long_sequence(subject: Subject, fixture: GroupedFixture, length: int) 
 
 @check("LAW-18", "grouped")
 def window_of_hundreds_passes_thousands_of_tokens(subject: Subject) -> None:
-    length = affordable(subject, LONG)
+    length = affordable_tokens(subject, LONG)
     check_long_sequence(subject, production_cache(subject, length), length)
 
 
 @check("LAW-18", "grouped")
 def long_prompt_reads_the_same_after_each_hit(subject: Subject) -> None:
     """The prompt is computed once, and then found three times. Other prompts fill the pool in between."""
-    length = affordable(subject, LONG // 2, 4)
+    length = affordable_tokens(subject, LONG // 2, 4)
     fixture = production_cache(subject, length + length // 4)
     tokens = prompt(length)
     whole = tokens[: length // fixture.size * fixture.size]
@@ -460,7 +460,9 @@ def long_prompt_reads_the_same_after_each_hit(subject: Subject) -> None:
         fixture.check_attention(sequence, 1, f"a long prompt after call {time + 1} of begin with it")
         fixture.drop(sequence)
         hit = fixture.match(whole)
-        true(hit < len(whole), f"match of a prompt of full blocks only, in round {time + 1}", f"less than {len(whole)}", hit)
+        assert_true(
+            hit < len(whole), f"match of a prompt of full blocks only, in round {time + 1}", f"less than {len(whole)}", hit
+        )
         fixture.drop(fixture.serve(prompt(length // 8, 10 + time), by=PREFILL))
     assert_equal(fixture.cache.num_free_blocks, fixture.total, "free blocks after drop of all sequences")
 
@@ -471,7 +473,9 @@ def pool_of_thousands_of_blocks_stores_every_row(subject: Subject) -> None:
     fixture = production_cache(subject, 16 * 1100, num_kv_heads=1, head_dim=8)
     each = fixture.window + 3 * fixture.size
     count = min(
-        fixture.total // (fixture.groups * -(-each // fixture.size)), subject.size("sequences", 24), affordable(subject, 30, each)
+        fixture.total // (fixture.groups * -(-each // fixture.size)),
+        subject.size("sequences", 24),
+        affordable_tokens(subject, 30, each),
     )
     if count < 1:
         raise NotOffered(f"room for a sequence of {each} tokens")
@@ -490,7 +494,7 @@ def pool_of_thousands_of_blocks_stores_every_row(subject: Subject) -> None:
 @check("LAW-18", "grouped", real=True)
 def windows_of_six_groups_pass_thousands_of_tokens(subject: Subject) -> None:
     """Six groups and a window of 1024, as in a model in which every sixth layer sees every token."""
-    length = affordable(subject, LONG)
+    length = affordable_tokens(subject, LONG)
     check_long_sequence(
         subject, production_cache(subject, length, num_layers=6, num_groups=6, window=1024, num_kv_heads=2), length
     )

@@ -1,17 +1,17 @@
 """Checks of GROUP-05 and 06: the hit of all groups together, and the blocks of cached prefixes."""
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.grouped.checks import reach, with_sequence
 from kvref_conformance.families.grouped.fixture import GroupedFixture, groups_of
 from kvref_conformance.families.prefix.fixture import OTHER, need_declared_order, prompt
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, raises, true
-from kvref_conformance.testlib.fixtures import blocks_of
+from kvref_conformance.testlib.assertions import assert_equal, assert_true, raises
+from kvref_conformance.testlib.fixtures import block_table_of
 from kvref_conformance.testlib.registry import check
 
 
 def finds(fixture: GroupedFixture, tokens: list[int], count: int, what: str, salt: str = "") -> None:
-    """Raises Broken unless the hit is `count` tokens, and these read and attend as if they had just been appended."""
+    """Raises ClauseViolation unless the hit is `count` tokens, and these read and attend as if they had just been appended."""
     assert_equal(fixture.match(tokens, salt), count, f"match of {what}")
     sequence = fixture.begin(tokens, salt)
     assert_equal(fixture.sequences[sequence].length, count, f"length of a sequence begun with {what}")
@@ -39,7 +39,7 @@ def longest_hit(fixture: GroupedFixture, cached: list[set[int]], tokens: int) ->
 @check("GROUP-05ab", "grouped")
 def match_finds_full_blocks_only(subject: Subject) -> None:
     need_declared_order(subject)
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     length = reach(subject)
     fixture = GroupedFixture(subject, length, sequences=3)
     tokens, size = prompt(length), fixture.size
@@ -72,7 +72,7 @@ def hit_needs_no_blocks_before_the_window(subject: Subject) -> None:
 @check("GROUP-05ab", "grouped")
 def hit_is_the_longest_that_every_group_can_serve(subject: Subject) -> None:
     """The prompt is committed only at its end, after the windows have freed their first blocks."""
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for by, wanted in ((1, 7), (2, 8), (1, 9)):  # a window can begin anywhere in a block
         window = subject.size("window", wanted)
         length = reach(subject, 5, window)
@@ -95,7 +95,7 @@ def hit_is_the_longest_that_every_group_can_serve(subject: Subject) -> None:
 @check("GROUP-05ab", "grouped")
 def match_stops_at_other_tokens_and_salts(subject: Subject) -> None:
     need_declared_order(subject)
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     fixture = GroupedFixture(subject, reach(subject), sequences=4)
     tokens, size = prompt(2 * fixture.size), fixture.size
     fixture.serve(tokens, by=size)
@@ -115,7 +115,7 @@ def prompt_reads_the_same_after_each_hit(subject: Subject) -> None:
     for time in range(4):
         sequence = fixture.begin([*tokens, OTHER + time])
         hit = fixture.sequences[sequence].length
-        true(
+        assert_true(
             hit % size == 0 and hit <= length,
             f"the hit of call {time + 1} of begin with one prompt",
             f"a multiple of {size}, at most {length}",
@@ -133,7 +133,7 @@ def prompt_reads_the_same_after_each_hit(subject: Subject) -> None:
 @check("GROUP-06a", "grouped")
 def step_never_allocates_the_blocks_of_a_hit(subject: Subject) -> None:
     """Neither the steps of another sequence nor its own reuse the blocks of a hit."""
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     length = reach(subject)
     for own in (True, False):
         fixture = GroupedFixture(subject, length + 2 * subject.size("block_size", 3))
@@ -158,7 +158,7 @@ def step_never_allocates_the_blocks_of_a_hit(subject: Subject) -> None:
 @check("GROUP-06b", "grouped")
 def dropped_blocks_are_free_and_cached(subject: Subject) -> None:
     need_declared_order(subject)
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     length = reach(subject)
     fixture = GroupedFixture(subject, length, sequences=3)
     size, tokens = fixture.size, prompt(length)
@@ -166,8 +166,8 @@ def dropped_blocks_are_free_and_cached(subject: Subject) -> None:
     first = fixture.serve(tokens)
     free, stored = fixture.cache.num_free_blocks, fixture.count_blocks()
     second = fixture.begin(tokens)
-    shared = [block for layer in range(fixture.groups) for block in blocks_of(fixture.cache, second, layer) if block != -1]
-    listed = {block for layer in range(fixture.groups) for block in blocks_of(fixture.cache, first, layer)}
+    shared = [block for layer in range(fixture.groups) for block in block_table_of(fixture.cache, second, layer) if block != -1]
+    listed = {block for layer in range(fixture.groups) for block in block_table_of(fixture.cache, first, layer)}
     back = sum(block not in listed for block in shared)  # freed by the first sequence, and seen by the second
     assert_equal(
         fixture.cache.num_free_blocks, free - back, f"free blocks after begin with a hit, {back} blocks of which were free"
@@ -244,7 +244,7 @@ def create_and_begin_return_unused_ids(subject: Subject) -> None:
         for sequence in (
             (fixture.begin(tokens), fixture.create(tokens)) if subject.size("sequences", 2) > 1 else (fixture.begin(tokens),)
         ):
-            true(sequence not in given, "the id of a new sequence", f"an id not in {given}", sequence)
+            assert_true(sequence not in given, "the id of a new sequence", f"an id not in {given}", sequence)
             given.append(sequence)
         for sequence in list(fixture.sequences):
             fixture.drop(sequence)
@@ -320,7 +320,7 @@ def step_into_a_cached_block_copies_it(subject: Subject) -> None:
 
 @check("PREFIX-03c", "grouped")
 def fork_has_the_salt_of_its_parent(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     size = subject.size("block_size", 3)
     for begun in (size - 1, size):  # before the first block is full, the fork inherits only the salt
         fixture = GroupedFixture(subject, 3 * size, sequences=4)
@@ -351,7 +351,7 @@ def invalid_tokens_raise(subject: Subject) -> None:
 
 @check("SHARE-03bc", "grouped")
 def fork_reads_as_its_parent_in_every_layer(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     length = reach(subject)
     for begun in (1, length_past_window(subject), length):
         fixture = GroupedFixture(subject, 3 * length)
@@ -376,7 +376,7 @@ def long_window(subject: Subject, blocks: int) -> int:
     """Returns the block size. Raises NotOffered unless a window can be longer than `blocks` blocks."""
     size: int = subject.size("block_size", 3)
     if subject.size("window", 3 * size + 1) <= blocks * size:
-        raise NotOffered(f"a window of {blocks * size + 1}, where its limits say {subject.limits.of('grouped', 'window')}")
+        raise NotOffered(f"a window of {blocks * size + 1}, where its limits say {subject.limits.limit('grouped', 'window')}")
     return size
 
 

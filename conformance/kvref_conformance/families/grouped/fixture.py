@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.fixture import read_back
 from kvref_conformance.families.prefix.fixture import streams
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import attention, rounding
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_within, normal, raises
-from kvref_conformance.testlib.fixtures import blocks_of, clamp_to_limits, construct
-from kvref_conformance.testlib.tagged_content import pair_of_content
+from kvref_conformance.oracle.attention import attention, output_rounding
+from kvref_conformance.testlib.assertions import assert_equal, assert_within, normal_rows, raises
+from kvref_conformance.testlib.fixtures import block_table_of, clamp_to_limits, construct
+from kvref_conformance.testlib.tagged_content import content_pair
 
 
 def window_attention(query: Any, keys: NDArray, values: NDArray, window: int | None, scale: float) -> tuple[NDArray, NDArray]:
@@ -74,7 +74,7 @@ class GroupedFixture:
     def to_be_filled(self) -> None:
         """Raises NotOffered if the pool is too large to be filled token by token."""
         if self.total * self.size > FILLED:
-            limit = self.subject.limits.of("grouped", "num_blocks")
+            limit = self.subject.limits.limit("grouped", "num_blocks")
             raise NotOffered(f"a pool to be filled, where its limits say num_blocks {limit}")
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
@@ -134,7 +134,7 @@ class GroupedFixture:
         return sequence
 
     def tables(self, sequence: int) -> list[list[int]]:
-        return [blocks_of(self.cache, sequence, layer) for layer in self.layers]
+        return [block_table_of(self.cache, sequence, layer) for layer in self.layers]
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
         return int(self.cache.match(list(tokens), *([salt] if salt else [])))
@@ -147,7 +147,7 @@ class GroupedFixture:
     def compute(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
         """Returns the keys and values that a model would compute at these positions."""
         state = self.sequences[sequence]
-        return pair_of_content(streams(state.tokens, state.salt)[list(positions)], layer, positions, *self.row)
+        return content_pair(streams(state.tokens, state.salt)[list(positions)], layer, positions, *self.row)
 
     def entries(self, sequence: int) -> int:
         return -(-self.sequences[sequence].length // self.size)
@@ -163,11 +163,11 @@ class GroupedFixture:
         return sum(self.groups * self.entries(sequence) - sum(state.freed) for sequence, state in self.sequences.items())
 
     def check_tables(self, sequence: int, when: str) -> None:
-        """Raises Broken unless each table lists -1 at exactly the entries whose block the group must have freed."""
+        """Raises ClauseViolation unless each table lists -1 at exactly the entries whose block the group must have freed."""
         state = self.sequences[sequence]
         for layer in self.layers:
             freed = state.freed[layer % self.groups]
-            listed = [block == -1 for block in blocks_of(self.cache, sequence, layer)]
+            listed = [block == -1 for block in block_table_of(self.cache, sequence, layer)]
             want = [True] * freed + [False] * (self.entries(sequence) - freed)
             assert_equal(listed, want, f"whether each entry of layer {layer}'s block table is -1 {when}")
 
@@ -175,7 +175,7 @@ class GroupedFixture:
         assert_equal(self.cache.num_free_blocks, self.total - self.count_blocks(), f"free blocks {when}")
 
     def check_tokens(self, sequence: int, what: str) -> None:
-        """Raises Broken unless every layer reads the tokens from the first stored position of its group to the end."""
+        """Raises ClauseViolation unless every layer reads the tokens from the first stored position of its group to the end."""
         state = self.sequences[sequence]
         assert_equal(int(self.cache.length(sequence)), state.length, f"length of {what}")
         for layer in self.layers:
@@ -186,7 +186,7 @@ class GroupedFixture:
             read_back(self.subject, self.cache, got, self.compute(sequence, layer, positions), what_layer)
 
     def check_freed_positions(self, sequence: int) -> None:
-        """Raises Broken unless `read` rejects positions in freed blocks and the position after the last token."""
+        """Raises ClauseViolation unless `read` rejects positions in freed blocks and the position after the last token."""
         state = self.sequences[sequence]
         for layer in self.layers:
             first = state.freed[layer % self.groups] * self.size
@@ -200,15 +200,17 @@ class GroupedFixture:
 
     def queries(self, count: int) -> NDArray:
         """Returns float32 [count, query heads, dim], with two query heads per kv head if the limits permit it."""
-        return normal(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
+        return normal_rows(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
 
     def check_attention(self, sequence: int, count: int, what: str, layers: Sequence[int] | None = None) -> None:
-        """Raises Broken unless the attention of the last `count` tokens is correct, in each of `layers` (default all)."""
+        """Raises ClauseViolation unless the attention of the last `count` tokens is correct, in each of `layers` (default
+        all).
+        """
         state, query, scale = self.sequences[sequence], self.queries(count), 2.5 / self.row[1]
         for layer in self.layers if layers is None else layers:
             window = self.window if self.is_windowed(layer) else None
             first = 0 if window is None else max(0, state.length - count - window + 1)
             keys, values = self.compute(sequence, layer, range(first, state.length))
             want, bound = window_attention(query, keys, values, window, scale)
-            bound = bound + rounding(want, bound, self.subject.dtype)
+            bound = bound + output_rounding(want, bound, self.subject.dtype)
             assert_within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention of {what}, layer {layer}")

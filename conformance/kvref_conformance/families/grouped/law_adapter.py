@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.grouped.fixture import groups_of
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.fixtures import different_size, pair_of_tokens, random_tokens
+from kvref_conformance.testlib.fixtures import different_size, random_pair, random_tokens
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
@@ -38,19 +38,19 @@ class GroupedLawAdapter(LawAdapter):
         self.sequence = int(self.cache.create())
         self.dropped = False
 
-    def another(self) -> "GroupedLawAdapter":
-        self.subject.need(sequences=2)
+    def sibling(self) -> "GroupedLawAdapter":
+        self.subject.require_size(sequences=2)
         if self.room() < TWO:
-            said = self.subject.limits.of(self.family, "num_blocks")
+            said = self.subject.limits.limit(self.family, "num_blocks")
             raise NotOffered(f"blocks for two sequences, where its limits say {said}")
         beside = copy(self)
-        beside.sequence, beside.taken = int(self.cache.create()), 0
+        beside.sequence, beside.num_appended = int(self.cache.create()), 0
         return beside
 
-    def laid_out(self, tokens: NDArray) -> NDArray:
+    def to_cache_layout(self, tokens: NDArray) -> NDArray:
         return np.stack([tokens] * self.config["num_layers"])
 
-    def give(self, keys: Any, values: Any) -> None:
+    def append_arrays(self, keys: Any, values: Any) -> None:
         self.cache.step(self.sequence, keys, values)
 
     def length(self) -> int:
@@ -59,21 +59,21 @@ class GroupedLawAdapter(LawAdapter):
     def read(self) -> tuple[NDArray, NDArray]:
         return tuple(self.cache.read(self.sequence, self.layer, list(range(self.length()))))
 
-    def read_as_is(self) -> Any:
+    def read_unconverted(self) -> Any:
         return self.cache.as_is("read", self.sequence, self.layer, list(range(len(self))))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.cache.drop(self.sequence)
-        self.sequence, self.taken = int(self.cache.create()), 0
+        self.sequence, self.num_appended = int(self.cache.create()), 0
 
-    def numbers(self) -> Iterable[tuple[str, Any]]:
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
         """Yields the number of free blocks until a window passes the first token. Afterwards it depends on the sizes of steps."""
-        if self.taken <= self.config["window"]:
-            yield from self.attributes("num_free_blocks")
+        if self.num_appended <= self.config["window"]:
+            yield from self.offered_attributes("num_free_blocks")
 
-    def out_of_range(self) -> list[BadCall]:
+    def out_of_range_calls(self) -> list[BadCall]:
         sequence, length, layers = self.sequence, len(self), self.config["num_layers"]
-        step = [self.laid_out(part) for part in pair_of_tokens(self.subject, 1)]
+        step = [self.to_cache_layout(part) for part in random_pair(self.subject, 1)]
         calls: list[BadCall] = [("SequenceNotFound", "step", (wrong, *step)) for wrong in (-1, sequence + 10**6)]
         for layer in (-1, layers):
             calls += [("LayerOutOfRange", "block_table", (sequence, layer)), ("LayerOutOfRange", "read", (sequence, layer, [0]))]
@@ -87,7 +87,7 @@ class GroupedLawAdapter(LawAdapter):
         calls += [("SequenceNotFound", "length", (-1,)), ("InUse", "reset", ())]
         return calls + [("TokenOutOfRange", name, ([1, -1],)) for name in ("begin", "match")]
 
-    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+    def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         layers, good = self.config["num_layers"], random_tokens(self.subject, 1)
         steps = [(np.stack([key] * layers), np.stack([value] * layers)) for key, value in wrong_pairs(self.subject)[3:]]
         steps = [(keys, values) for keys, values in steps if keys.shape != values.shape]
@@ -96,8 +96,8 @@ class GroupedLawAdapter(LawAdapter):
             "attend": [(self.sequence, self.layer, query, 1.0) for query in wrong_queries(self.subject)],
         }
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        step = [self.laid_out(part) for part in pair_of_tokens(self.subject, 1)]
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        step = [self.to_cache_layout(part) for part in random_pair(self.subject, 1)]
         yield from (("truncate", (self.sequence, length)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER))
         yield from (("step", (sequence, *step)) for sequence in NEGATIVE)
         for sequence in (-1, LARGEST_JSON_INTEGER, self.sequence, self.sequence):
@@ -119,7 +119,7 @@ class GroupedLawAdapter(LawAdapter):
         return int(config["num_blocks"] // config["num_groups"] * config["block_size"])
 
     def counters(self, appended: int) -> Iterator[Counter]:
-        for name, number in self.attributes("num_free_blocks"):
+        for name, number in self.offered_attributes("num_free_blocks"):
             yield name, number, self.config["num_blocks"]
         if not self.dropped:
             yield "length", self.cache.length(self.sequence), appended

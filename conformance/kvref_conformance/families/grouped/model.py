@@ -10,22 +10,22 @@ from kvref_conformance.families.grouped.fixture import window_attention
 from kvref_conformance.families.grouped.ownership_model import OwnershipState
 from kvref_conformance.families.paged.table_model import stacked, stored
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import U, overflows, wrong_query
+from kvref_conformance.oracle.attention import U, may_overflow, query_errors
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     AnyOf,
+    Errors,
     ExactValue,
     Expectation,
     ExpectedArrays,
     UnjudgedReply,
-    Wrong,
-    finite,
-    not_in_range,
-    wrong_arrays,
+    all_finite,
+    array_errors,
+    range_errors,
 )
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.oracle.reference_model import Look, ReferenceModel
-from kvref_conformance.oracle.token_storage import unstorable
+from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
+from kvref_conformance.oracle.token_storage import storage_errors
 
 MOST_TOKEN = 2**63
 UNSEEN = 2**40  # appended to a prompt for `match`, because a hit never includes the last token
@@ -35,7 +35,7 @@ SEEN = ("num_free_blocks", "length", "block_table", "read")
 
 class Grouped(ReferenceModel):
     family = "grouped"
-    blamed: ClassVar = {
+    clause_by_observation: ClassVar = {
         **{("step", seen): clause for seen, clause in zip(SEEN, ("GROUP-02", "LAW-04", "GROUP-02", "GROUP-04"), strict=True)},
         **{("begin", seen): clause for seen, clause in zip(SEEN, ("GROUP-06", "GROUP-05", "GROUP-05", "GROUP-05"), strict=True)},
         **{("commit", seen): "GROUP-06" for seen in SEEN},
@@ -60,29 +60,29 @@ class Grouped(ReferenceModel):
         self.seen: list[tuple[str, tuple[int, ...]]] = []  # committed prompts, the newest at the end
         self.written = -1  # the sequence of the last step
 
-    def declared(self, switch: Callable[[str], bool]) -> None:
+    def apply_limits(self, switch: Callable[[str], bool]) -> None:
         self.held.any_order = switch("other_eviction_order")
 
-    def looks(self) -> list[Look]:
-        found: list[Look] = [("num_free_blocks", {})]
+    def observations(self) -> list[ReadCall]:
+        found: list[ReadCall] = [("num_free_blocks", {})]
         for sequence, length in self.lengths.items():
             found.append(("length", {"sequence": sequence}))
             for layer in range(self.layers):
                 at: dict[str, Any] = {"sequence": sequence, "layer": layer}
                 positions = list(range(self._first_held(sequence, layer), length))
                 found += [("block_table", at), ("read", at | {"positions": positions})]
-        matches: list[Look] = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in self.seen[-SHOWN:]]
+        matches: list[ReadCall] = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in self.seen[-SHOWN:]]
         return found + ([] if self.held.unsure else matches)
 
     def num_free_blocks(self) -> Expectation:
-        return ExactValue(self.blame("num_free_blocks"), value=self.held.total - self.held.used())
+        return ExactValue(self.clause_of("num_free_blocks"), value=self.held.total - self.held.used())
 
     def create(self) -> Expectation:
         return self._new("PAGED-01", "create", lambda new: self._open(new, 0, "", []))
 
     def fork(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
 
         def change(new: int) -> None:
             self._open(new, self.lengths[sequence], *self.told[sequence])
@@ -92,7 +92,7 @@ class Grouped(ReferenceModel):
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         if wrong := _no_tokens(tokens):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         blocks = self._hit(tokens, salt)
 
         def change(new: int) -> None:
@@ -104,7 +104,7 @@ class Grouped(ReferenceModel):
     def _new(self, clause: str, name: str, change: Callable[[int], None]) -> Expectation:
         used = set(self.ids)
         says = f"an id never used before, not among {sorted(used)}"
-        return AnyOf(clause, self.did(name, change), says=says, accepts=lambda id: id not in used)
+        return AnyOf(clause, self.on_success(name, change), range_text=says, accepts=lambda id: id not in used)
 
     def _open(self, new: int, length: int, salt: str, tokens: Sequence[int]) -> None:
         self.ids.add(new)
@@ -112,34 +112,34 @@ class Grouped(ReferenceModel):
 
     def drop(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
 
         def change(ok: Any) -> None:
             self.held.cut(sequence, 0)
             del self.lengths[sequence], self.told[sequence], self.held.tables[sequence]
 
-        return Expectation("PAGED-07", self.did("drop", change))
+        return Expectation("PAGED-07", self.on_success("drop", change))
 
     def truncate(self, sequence: Any, length: Any) -> Expectation:
         longest = self.lengths.get(sequence, self.held.total * self.size)  # an unknown sequence can have any length
-        wrong = self._unknown(sequence) + not_in_range(length, longest + 1, "PositionOutOfRange", "EDIT-02")
+        wrong = self._unknown(sequence) + range_errors(length, longest + 1, "PositionOutOfRange", "EDIT-02")
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         table = self.held.tables[sequence]
         needed = [(self.held.first(group, length) // self.size, group) for group in range(self.groups)]
         if length and any(entry < len(table) and table[entry][group] is None for entry, group in needed):
-            return self.refuse([("NotTruncatable", "GROUP-07")])
+            return self.expect_error([("NotTruncatable", "GROUP-07")])
 
         def change(ok: Any) -> None:
             self.held.cut(sequence, -(-length // self.size))
             self.lengths[sequence] = length
             del self.told[sequence][1][length:]
 
-        return Expectation("GROUP-07", self.did("truncate", change))
+        return Expectation("GROUP-07", self.on_success("truncate", change))
 
     def step(self, sequence: Any, keys: Any, values: Any) -> Expectation:
         shape = (self.layers, None, *self.row)
-        wrong = self._unknown(sequence) + wrong_arrays((keys, shape), (values, shape))
+        wrong = self._unknown(sequence) + array_errors((keys, shape), (values, shape))
         known, count = (
             sequence in self.lengths,
             max((np.shape(part)[1] for part in (keys, values) if np.ndim(part) > 1), default=0),
@@ -149,9 +149,9 @@ class Grouped(ReferenceModel):
         if short or (not known and self.groups * -(-count // self.size) > self.held.total):
             wrong.append(("OutOfBlocks", "GROUP-03"))
         if wrong:
-            refused = self.refuse(wrong + unstorable(keys, values, self.dtype))
+            refused = self.expect_error(wrong + storage_errors(keys, values, self.dtype))
             short = wrong[0][0] == "OutOfBlocks"
-            return replace(refused, refused=lambda: self.did("no blocks")(None)) if short else refused
+            return replace(refused, on_error=lambda: self.on_success("no blocks")(None)) if short else refused
         new = [stored(key, value, self.dtype) for key, value in zip(keys, values, strict=True)]
 
         def change(ok: Any) -> None:
@@ -167,19 +167,21 @@ class Grouped(ReferenceModel):
                     self.held.rows[name][layer, offset] = token
             self.lengths[sequence] = length + count
 
-        then = self.did("step", change)
-        if not any(nan for _, nan in new) and finite(*(part.values for tokens, _ in new for token in tokens for part in token)):
+        then = self.on_success("step", change)
+        if not any(nan for _, nan in new) and all_finite(
+            *(part.values for tokens, _ in new for token in tokens for part in token)
+        ):
             return Expectation("GROUP-03", then)
-        return AcceptedOrError("LAW-04", then, refused=lambda: self.did("refused")(None))
+        return AcceptedOrError("LAW-04", then, on_error=lambda: self.on_success("refused")(None))
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong = self._unknown(sequence) + _no_tokens(tokens)
         salt, known = self.told.get(sequence, ("", []))
-        wrong += not_in_range(len(tokens), self.lengths.get(sequence, 0) + 1, "PositionOutOfRange", "PREFIX-02")
+        wrong += range_errors(len(tokens), self.lengths.get(sequence, 0) + 1, "PositionOutOfRange", "PREFIX-02")
         if any(a != b for a, b in zip(tokens, known, strict=False)):
             wrong.append(("TokenMismatch", "PREFIX-02"))
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         told = [*tokens, *known[len(tokens) :]]
 
         def change(ok: Any) -> None:
@@ -188,14 +190,14 @@ class Grouped(ReferenceModel):
             chain = salt, tuple(told)
             self.seen = [*(each for each in self.seen if each != chain), chain]
 
-        return Expectation("PREFIX-02", self.did("commit", change))
+        return Expectation("PREFIX-02", self.on_success("commit", change))
 
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         if wrong := _no_tokens(tokens):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         hit = self._hit(tokens, salt)
-        clause = {"no blocks": "GROUP-03", "refused": "LAW-01", "reset": "PREFIX-11"}.get(self.last, "GROUP-05")
-        return ExactValue("GROUP-06" if self.last in ("step", "drop", "truncate") else clause, value=hit * self.size)
+        clause = {"no blocks": "GROUP-03", "refused": "LAW-01", "reset": "PREFIX-11"}.get(self.last_change, "GROUP-05")
+        return ExactValue("GROUP-06" if self.last_change in ("step", "drop", "truncate") else clause, value=hit * self.size)
 
     def _hit(self, tokens: Sequence[int], salt: str) -> int:
         if self.held.unsure:
@@ -204,16 +206,16 @@ class Grouped(ReferenceModel):
 
     def reset(self) -> Expectation:
         if self.lengths:
-            return self.refuse([("InUse", "PREFIX-11")])
-        return Expectation("PREFIX-11", self.did("reset", lambda ok: self.held.forget_found()))
+            return self.expect_error([("InUse", "PREFIX-11")])
+        return Expectation("PREFIX-11", self.on_success("reset", lambda ok: self.held.forget_found()))
 
     def length(self, sequence: Any) -> Expectation:
         wrong = self._unknown(sequence)
-        return self.refuse(wrong) if wrong else ExactValue(self.blame("length"), value=self.lengths[sequence])
+        return self.expect_error(wrong) if wrong else ExactValue(self.clause_of("length"), value=self.lengths[sequence])
 
     def block_table(self, sequence: Any, layer: Any) -> Expectation:
         if wrong := self._unknown(sequence, layer):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         held, names = self.held, [entry[layer % self.groups] for entry in self.held.tables[sequence]]
         others = {id for name, id in held.ids.items() if name not in names}
         known = [-1 if name is None else held.ids.get(name) for name in names]
@@ -229,37 +231,37 @@ class Grouped(ReferenceModel):
         def then(got: Any) -> None:
             held.ids |= {name: int(block) for name, block in zip(names, got, strict=True) if name is not None}
 
-        clause = self.blame("block_table")
+        clause = self.clause_of("block_table")
         says = f"{known}; None is a block in [0, {held.total}) that no other table lists, not among {sorted(others)}"
         at_length = (len(names), clause)
-        return AnyOf("GROUP-01" if clause == "LAW-04" else clause, then, says=says, accepts=accepts, length=at_length)
+        return AnyOf("GROUP-01" if clause == "LAW-04" else clause, then, range_text=says, accepts=accepts, length=at_length)
 
     def read(self, sequence: Any, layer: Any, positions: Sequence[Any]) -> Expectation:
         wrong, length = self._unknown(sequence, layer), self.lengths.get(sequence, max(self.lengths.values(), default=0))
-        wrong += [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange")]
+        wrong += [each for position in positions for each in range_errors(position, length, "PositionOutOfRange")]
         first = 0 if wrong else self._first_held(sequence, layer)
         wrong += [("PositionOutOfRange", "GROUP-04") for position in positions if isinstance(position, int) and position < first]
         if wrong:
-            return self.refuse(wrong)
-        clause = self.blame("read") if sequence == self.written or self.last != "step" else "GROUP-01"
+            return self.expect_error(wrong)
+        clause = self.clause_of("read") if sequence == self.written or self.last_change != "step" else "GROUP-01"
         parts, unsure = self._parts(sequence, layer, positions)
-        return ExpectedArrays(clause, names=("keys", "values"), parts=parts, unsure=unsure)
+        return ExpectedArrays(clause, names=("keys", "values"), parts=parts, undetermined=unsure)
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expectation:
-        wrong = wrong_query(query, *self.row)
+        wrong = query_errors(query, *self.row)
         if unknown := self._unknown(sequence, layer):
-            return self.refuse(unknown + wrong)
+            return self.expect_error(unknown + wrong)
         length, group = self.lengths[sequence], layer % self.groups
         start = length - len(query)
         if start < 0 or self.held.first(group, start) < self._first_held(sequence, layer):
             wrong.append(("PositionOutOfRange", "GROUP-04"))
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         parts, unsure = self._parts(sequence, layer, range(self.held.first(group, start), length))
         keys, values = (part.values for part in parts)
         if unsure is not None or any(part.slack.any() for part in parts):
             return UnjudgedReply("GROUP-04")  # the values it reads as are not known to the bit
-        if not finite(query, keys, values) or overflows(query, keys, values, scale):
+        if not all_finite(query, keys, values) or may_overflow(query, keys, values, scale):
             return UnjudgedReply("GROUP-04")
         out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
         return ExpectedArrays(
@@ -280,11 +282,11 @@ class Grouped(ReferenceModel):
             tokens.append(self.held.rows[name][layer, position % self.size])
         return stacked(tokens, self.row, self.dtype)
 
-    def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
+    def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:
         known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.lengths
-        wrong: Wrong = [] if known else [("SequenceNotFound", "LAW-11")]
-        return wrong + not_in_range(layer, self.layers, "LayerOutOfRange")
+        wrong: Errors = [] if known else [("SequenceNotFound", "LAW-11")]
+        return wrong + range_errors(layer, self.layers, "LayerOutOfRange")
 
 
-def _no_tokens(tokens: Sequence[Any]) -> Wrong:
-    return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
+def _no_tokens(tokens: Sequence[Any]) -> Errors:
+    return [wrong for token in tokens for wrong in range_errors(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]

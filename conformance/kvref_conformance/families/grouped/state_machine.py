@@ -5,12 +5,20 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.grouped.model import Grouped
 from kvref_conformance.families.paged.state_machine import DTYPE, scaled_too
-from kvref_conformance.fuzz.base_machine import ANY, BACK, LAST, FamilyStateMachine, one_of, pair, within
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import (
+    ANY_INDEX,
+    LAST_INDEX,
+    TRUNCATION,
+    FamilyStateMachine,
+    choose_one,
+    clip_index,
+    make_pair,
+)
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.oracle.formats import group_of
 
-SEQUENCE = ANY
+SEQUENCE = ANY_INDEX
 STEP = st.sampled_from((1, 1, 1, 2, 3, 1, 5, 0, 8, 1))  # tokens of a step
 ALL = 99  # stands for as many queries as there are tokens
 ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # number of queries in a call of `attend`
@@ -40,7 +48,7 @@ class GroupedStateMachine(FamilyStateMachine):
         self.plans: dict[int, list[int]] = {}  # per sequence, the tokens of its prompt
         self.fresh, dtype = FRESH, scaled_too(self, dtype)
         dim = max(dim, group_of(dtype))
-        self.make(
+        self.make_object(
             num_blocks=blocks, block_size=size, num_layers=groups * each, num_groups=groups, window=window, num_kv_heads=1,
             head_dim=dim, dtype=dtype,
         )  # fmt: skip
@@ -57,7 +65,7 @@ class GroupedStateMachine(FamilyStateMachine):
 
     def sequence(self, which: int) -> int:
         """Returns the id of a live sequence for any index, or for LAST an unknown id."""
-        found = None if which == LAST else one_of(self.known.lengths, which)
+        found = None if which == LAST_INDEX else choose_one(self.known.lengths, which)
         return max(self.known.ids, default=0) + 1 if found is None else found
 
     def room(self) -> bool:
@@ -71,7 +79,7 @@ class GroupedStateMachine(FamilyStateMachine):
             self.call("create", self.objects[0])
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, count=STEP, times=TIMES, commit=st.booleans(), kind=kinds())
+    @rule(which=SEQUENCE, count=STEP, times=TIMES, commit=st.booleans(), kind=row_kinds())
     def step(self, which: int, count: int, times: int, commit: bool, kind: str) -> None:
         sequence = self.sequence(which)
         for _ in range(times):
@@ -82,7 +90,7 @@ class GroupedStateMachine(FamilyStateMachine):
     step_more = step
 
     def rows(self, sequence: int, count: int, kind: str) -> None:
-        keys, values = pair(self.source, (self.config["num_layers"], count, *self.shape), kind)
+        keys, values = make_pair(self.source, (self.config["num_layers"], count, *self.shape), kind)
         self.call("step", self.objects[0], sequence=sequence, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
@@ -111,7 +119,7 @@ class GroupedStateMachine(FamilyStateMachine):
         by=st.sampled_from((1, 2, 1, 20)),
         late=SOMETIMES,
         drop=st.booleans(),
-        kind=kinds(),
+        kind=row_kinds(),
     )
     def begin(self, branch: int, count: int, salt: str, by: int, late: bool, drop: bool, kind: str) -> None:
         """Serves a prompt as an engine does: appends the tokens after the hit in steps, and commits after each or the last."""
@@ -140,7 +148,7 @@ class GroupedStateMachine(FamilyStateMachine):
     def commit(self, which: int, wrong: int) -> None:
         sequence = self.sequence(which)
         if wrong == 3:
-            told = one_of((each for each, (_, tokens) in self.known.told.items() if tokens), which)
+            told = choose_one((each for each, (_, tokens) in self.known.told.items() if tokens), which)
             if told is None:
                 return  # no sequence has committed tokens
             sequence = told
@@ -154,7 +162,7 @@ class GroupedStateMachine(FamilyStateMachine):
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=BACK, to=TO, count=STEP, kind=kinds())
+    @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=TRUNCATION, to=TO, count=STEP, kind=row_kinds())
     def truncate(self, which: int, draft: int, back: int, to: int | None, count: int, kind: str) -> None:
         """Truncates to `to` tokens, or by `back` tokens, and appends others.
 
@@ -175,26 +183,26 @@ class GroupedStateMachine(FamilyStateMachine):
         self.call("drop", self.objects[0], sequence=self.sequence(which))
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, count=STEP, kind=kinds())
+    @rule(which=SEQUENCE, count=STEP, kind=row_kinds())
     def fork(self, which: int, count: int, kind: str) -> None:
-        if self.room() or which == LAST:
+        if self.room() or which == LAST_INDEX:
             child = self.call("fork", self.objects[0], sequence=self.sequence(which))
             if child is not None:
                 self.rows(child, count * self.stride, kind)
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY, position=st.integers(-1, 12))
+    @rule(which=SEQUENCE, layer=ANY_INDEX, position=st.integers(-1, 12))
     def read(self, which: int, layer: int, position: int) -> None:
-        layer, at = within(layer, self.config["num_layers"]), position * (self.stride if position > 0 else 1)
-        self.ask("read", self.objects[0], sequence=self.sequence(which), layer=layer, positions=[at])
+        layer, at = clip_index(layer, self.config["num_layers"]), position * (self.stride if position > 0 else 1)
+        self.call_quietly("read", self.objects[0], sequence=self.sequence(which), layer=layer, positions=[at])
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY, count=ASKED, group=st.integers(1, 2), kind=kinds(everything=False))
+    @rule(which=SEQUENCE, layer=ANY_INDEX, count=ASKED, group=st.integers(1, 2), kind=row_kinds(everything=False))
     def attend(self, which: int, layer: int, count: int, group: int, kind: str) -> None:
         count = self.known.lengths.get(self.sequence(which), 1) if count == ALL else count
         query = self.source.rows((count, self.shape[0] * group, self.shape[1]), kind)
-        layer = within(layer, self.config["num_layers"])
-        self.ask("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
+        layer = clip_index(layer, self.config["num_layers"])
+        self.call_quietly("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
 
     @precondition(lambda self: self.objects)
     @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
@@ -213,7 +221,7 @@ class GroupedStateMachine(FamilyStateMachine):
 
 # The states of the grouped cache that random call sequences should reach, because bugs depend on them.
 
-refusals(
+register_error_states(
     "grouped", "ShapeMismatch", "DtypeMismatch", "OutOfBlocks", "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange",
     "NotTruncatable", "TokenOutOfRange", "TokenMismatch", "InUse",
 )  # fmt: skip

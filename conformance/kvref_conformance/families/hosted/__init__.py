@@ -5,15 +5,15 @@ from typing import Protocol
 
 from kvref_conformance.families import Family
 from kvref_conformance.implementation_api import Tokens
-from kvref_conformance.oracle.formats import IN_GROUPS, PLAIN, SYMMETRIC, group_of
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import FORMATS_IN_GROUPS, PLAIN_FORMATS, SYMMETRIC_FORMATS, group_of
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 FAMILY = Family(
     name="hosted",
     chapter="moving",
     small={"num_blocks": 4, "block_size": 3, "num_kv_heads": 2, "head_dim": 5, "format": "float32", "capacity": 6},
     speaks_for=("LAW-01", "LAW-04", "LAW-12", "MOVE-12"),
-    formats={"format": (*PLAIN, *SYMMETRIC, *IN_GROUPS)},
+    formats={"format": (*PLAIN_FORMATS, *SYMMETRIC_FORMATS, *FORMATS_IN_GROUPS)},
     may_be_zero=("num_blocks", "capacity"),
     fits=lambda config: config["head_dim"] % group_of(config["format"]) == 0,
 )
@@ -52,7 +52,7 @@ class HostedFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(sizes.made.get("block_size", 1), sizes.heads, sizes.dim)
+    tokens = counting_rows(sizes.config.get("block_size", 1), sizes.heads, sizes.dim)
     return on_family("hosted", {
         "write": args(block=0, keys=tokens, values=tokens), "to_host": args(blocks=[0], places=[0]),
         "to_device": args(places=[0], blocks=[0]), "read": args(block=0),

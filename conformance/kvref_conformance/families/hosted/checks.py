@@ -10,12 +10,12 @@ from kvref_conformance.families.hosted.model import Hosted
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.formats.per_row import read_as
-from kvref_conformance.testlib.assertions import assert_pair, raises, reads
-from kvref_conformance.testlib.fixtures import at_least, formats_of, new, pair_of_tokens, sample_formats
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
+from kvref_conformance.testlib.assertions import assert_pair, assert_reads, raises
+from kvref_conformance.testlib.fixtures import new_object, random_pair, require_sizes, sample_formats, supported_formats
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.tagged_content import pair_of_content
+from kvref_conformance.testlib.tagged_content import content_pair
 
 
 class HostedFixture(Session):
@@ -26,7 +26,7 @@ class HostedFixture(Session):
     def __init__(self, subject: Subject, **sizes: Any) -> None:
         """Raises NotOffered if the limits leave less than two blocks or places."""
         super().__init__(subject, **sizes)
-        at_least(self.cache, num_blocks=2, capacity=2)
+        require_sizes(self.cache, num_blocks=2, capacity=2)
         self.blocks: int = self.cache.config["num_blocks"]
         self.places: int = self.cache.config["capacity"]
 
@@ -37,12 +37,12 @@ class HostedFixture(Session):
 
 def fixtures_of_formats(subject: Subject) -> Iterator[HostedFixture]:
     """Yields a store in one or more supported formats of every kind, with two groups per row."""
-    for format in sample_formats(subject, formats_of(subject, "format", *all_families()["hosted"].formats["format"])):
+    for format in sample_formats(subject, supported_formats(subject, "format", *all_families()["hosted"].formats["format"])):
         yield HostedFixture(subject, format=format, **{"head_dim": 2 * group_of(format)} if group_of(format) > 1 else {})
 
 
 def block_of_tokens(subject: Subject, store: ObjectProxy) -> tuple[NDArray, NDArray]:
-    return pair_of_tokens(subject, *(store.config[name] for name in ("block_size", "num_kv_heads", "head_dim")))
+    return random_pair(subject, *(store.config[name] for name in ("block_size", "num_kv_heads", "head_dim")))
 
 
 @check("MOVE-12ab", "hosted")
@@ -67,7 +67,7 @@ def to_device_restores_the_values_of_the_format(subject: Subject) -> None:
         store.to_device([1], [1])
         wanted = read_as(keys, format), read_as(values, format)
         for block in (0, 1):
-            reads(subject, store.read(block), wanted, f"block {block} in {format}", format)
+            assert_reads(subject, store.read(block), wanted, f"block {block} in {format}", format)
 
 
 @check("MOVE-12b", "hosted")
@@ -126,7 +126,7 @@ def blocks_and_places_are_numbers_of_any_type(subject: Subject) -> None:
     """There are more than 256 slots, so that 8-bit indices overflow."""
     tokens = list[tuple[object, object]]()
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         store = typed.new("hosted", num_blocks=100, capacity=100)
         last = min(store.config["num_blocks"], store.config["capacity"]) - 1
         if not tokens:
@@ -136,7 +136,7 @@ def blocks_and_places_are_numbers_of_any_type(subject: Subject) -> None:
         yield "to_device of the block", typed.call(store, "to_device", [last], [0])
         yield "read of the copy", typed.call(store, "read", 0)
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 # LAW-18: hundreds of blocks of production sizes.
@@ -144,7 +144,7 @@ def blocks_and_places_are_numbers_of_any_type(subject: Subject) -> None:
 
 @check("LAW-18", "hosted")
 def to_device_restores_hundreds_of_blocks(subject: Subject) -> None:
-    store = new(subject, "hosted", num_blocks=150, block_size=16, head_dim=64, capacity=300)
+    store = new_object(subject, "hosted", num_blocks=150, block_size=16, head_dim=64, capacity=300)
     blocks, places, size, heads, dim = (
         store.config[name] for name in ("num_blocks", "capacity", "block_size", "num_kv_heads", "head_dim")
     )
@@ -152,10 +152,10 @@ def to_device_restores_hundreds_of_blocks(subject: Subject) -> None:
     order = subject.rng.permutation(places).tolist()
     for start in range(0, rounds * blocks, max(blocks, 1)):
         for block in range(blocks):
-            store.write(block, *pair_of_content(start + block, 0, range(size), heads, dim))
+            store.write(block, *content_pair(start + block, 0, range(size), heads, dim))
         store.to_host(list(range(blocks)), order[start : start + blocks])
     for start in range(0, rounds * blocks, max(blocks, 1)):
         store.to_device(order[start : start + blocks], list(range(blocks)))
         for block in range(blocks):
-            want = pair_of_content(start + block, 0, range(size), heads, dim)
+            want = content_pair(start + block, 0, range(size), heads, dim)
             assert_pair(store.read(block), want, f"block {start + block}")

@@ -4,12 +4,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.hosted.model import Block, Hosted
-from kvref_conformance.fuzz.base_machine import LAST, FamilyStateMachine, pair, within
-from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
-from kvref_conformance.oracle.formats import PLAIN, SYMMETRIC, group_of
+from kvref_conformance.fuzz.base_machine import LAST_INDEX, FamilyStateMachine, clip_index, make_pair
+from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, SYMMETRIC_FORMATS, group_of
 
 SOME_GROUPS = ("q8_0", "q4_1", "mxfp4", "nvfp4", "int4_g32_float16", "uint8_g32_bfloat16")
-MANY = st.sampled_from((0, 0, 1, 2, 3, 1, 2, 0, 1, LAST))
+MANY = st.sampled_from((0, 0, 1, 2, 3, 1, 2, 0, 1, LAST_INDEX))
 ORDER = st.permutations(range(4))
 COUNT = st.sampled_from((1, 2, 1, 3, 4, 0))
 KIND = st.sampled_from(("counting", "uneven", "uneven", "zeros", "ties"))
@@ -20,13 +20,13 @@ class HostedStateMachine(FamilyStateMachine):
 
     @initialize(
         num_blocks=st.sampled_from((3, 2, 4, 1)), block_size=st.sampled_from((2, 3, 1)), heads=st.integers(1, 2),
-        dim=st.sampled_from((1, 3, 2)), format=st.sampled_from((*PLAIN, *SYMMETRIC, *SOME_GROUPS)),
+        dim=st.sampled_from((1, 3, 2)), format=st.sampled_from((*PLAIN_FORMATS, *SYMMETRIC_FORMATS, *SOME_GROUPS)),
         capacity=st.sampled_from((2, 3, 1, 4)),
     )  # fmt: skip
     def new(self, num_blocks: int, block_size: int, heads: int, dim: int, format: str, capacity: int) -> None:
         group = group_of(self.format_for(self.family, "format", format) or "")
         sizes = {"num_blocks": num_blocks, "block_size": block_size, "num_kv_heads": heads, "head_dim": dim * group}
-        self.make(**sizes, format=format, capacity=capacity)
+        self.make_object(**sizes, format=format, capacity=capacity)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -35,8 +35,8 @@ class HostedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(block=MANY, kind=KIND)
     def write(self, block: int, kind: str) -> None:
-        keys, values = pair(self.source, self.shape, kind)
-        self.call("write", self.objects[0], block=within(block, self.config["num_blocks"]), keys=keys, values=values)
+        keys, values = make_pair(self.source, self.shape, kind)
+        self.call("write", self.objects[0], block=clip_index(block, self.config["num_blocks"]), keys=keys, values=values)
 
     write_more = write
 
@@ -83,7 +83,7 @@ class HostedStateMachine(FamilyStateMachine):
 
 # States of blocks and host blocks in which bugs are likely.
 
-refusals("hosted", "SlotOutOfRange", "ShapeMismatch", "DtypeMismatch")
+register_error_states("hosted", "SlotOutOfRange", "ShapeMismatch", "DtypeMismatch")
 
 
 def sources(call: ModelCall) -> list[Block | None]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.families import Family
 from kvref_conformance.implementation_api import Integers, Lanes, Memory, Slotted, Store
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 FAMILY = Family(
     name="kernels",
@@ -43,15 +43,15 @@ class KernelsFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(2, sizes.heads, sizes.dim)
-    lanes = rows(1, sizes.heads, 2, sizes.dim)
+    tokens = counting_rows(2, sizes.heads, sizes.dim)
+    lanes = counting_rows(1, sizes.heads, 2, sizes.dim)
     return {
         **on_family("kernels", {
-            "scatter": args(store=rows(4, sizes.heads, sizes.dim), slots=np.array([1, -1]), new=tokens),
-            "gather": args(store=rows(4, sizes.heads, sizes.dim), slots=np.array([3, 0])),
+            "scatter": args(store=counting_rows(4, sizes.heads, sizes.dim), slots=np.array([1, -1]), new=tokens),
+            "gather": args(store=counting_rows(4, sizes.heads, sizes.dim), slots=np.array([3, 0])),
             "copy": args(
-                store=rows(4, sizes.heads, sizes.dim), sources=np.array([1]), targets=np.array([0]), block_size=2
+                store=counting_rows(4, sizes.heads, sizes.dim), sources=np.array([1]), targets=np.array([0]), block_size=2
             ),
-            "update": args(buffer=rows(1, sizes.heads, 4, sizes.dim), new=lanes, position=1),
+            "update": args(buffer=counting_rows(1, sizes.heads, 4, sizes.dim), new=lanes, position=1),
         }),
     }  # fmt: skip

@@ -7,13 +7,13 @@ import numpy as np
 from kvref.array import Array
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.recorder import OwnArray
-from kvref_conformance.calls.subject import Subject, narrow
+from kvref_conformance.calls.subject import Subject, narrow_dtype
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, raises, true
-from kvref_conformance.testlib.production_sizes import DIMS
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true, raises
+from kvref_conformance.testlib.production_sizes import HEAD_DIMS
 from kvref_conformance.testlib.registry import check
-from kvref_conformance.testlib.tagged_content import KEYS, content
+from kvref_conformance.testlib.tagged_content import KEYS, token_content
 
 SLOTS = 12  # at least; rounded up to full blocks
 NANS = {  # a quiet and a signaling NaN with payloads, per dtype
@@ -36,7 +36,7 @@ def dtype_of(subject: Subject) -> tuple[Any, Any]:
     """Returns the dtype of stores, and the unsigned integer dtype of the same width."""
     if subject.dtype == "float32":
         return np.float32, np.uint32
-    return narrow(subject.dtype), np.uint16
+    return narrow_dtype(subject.dtype), np.uint16
 
 
 def bits(count: int, subject: Subject) -> NDArray:
@@ -53,7 +53,9 @@ def filled_store(subject: Subject) -> NDArray:
 
 def scatter(subject: Subject, store: NDArray, slots: list[int] | NDArray, new: NDArray) -> NDArray:
     """Returns the store after a scatter in the implementation's memory."""
-    after: NDArray = subject.implementation.to_numpy(as_is(subject.new("kernels"), "scatter", subject.own(store), slots, new))
+    after: NDArray = subject.implementation.to_numpy(
+        as_is(subject.new("kernels"), "scatter", subject.to_own_array(store), slots, new)
+    )
     return after
 
 
@@ -75,8 +77,8 @@ def _patterns(array: NDArray) -> NDArray:
 
 
 def assert_rejected(subject: Subject, kind: str, store: NDArray, name: str, *args: Any) -> None:
-    """Raises Broken unless the kernel raises `kind` and leaves the store unchanged."""
-    own = subject.own(store.copy())
+    """Raises ClauseViolation unless the kernel raises `kind` and leaves the store unchanged."""
+    own = subject.to_own_array(store.copy())
     with raises(kind):
         as_is(subject.new("kernels"), name, own, *args)
     same_bits(subject.implementation.to_numpy(own.array), store, f"store of {store.dtype} after {name} raised {kind}")
@@ -176,9 +178,9 @@ def gather_returns_the_scattered_tokens(subject: Subject) -> None:
 def scatter_and_gather_reach_past_2_to_31_elements(subject: Subject) -> None:
     heads, dim = subject.size("num_kv_heads", 1), subject.size("head_dim", 2**16)
     slots = 2**31 // (heads * dim) + 4  # a little over 2 GiB if the dtype is uint8
-    dtype = np.uint8 if subject.limits.of("kernels", "dtype").allows("uint8") else dtype_of(subject)[0]
+    dtype = np.uint8 if subject.limits.limit("kernels", "dtype").allows("uint8") else dtype_of(subject)[0]
     kernels = subject.new("kernels")
-    store = subject.own(np.zeros((slots, heads, dim), dtype))
+    store = subject.to_own_array(np.zeros((slots, heads, dim), dtype))
     new = subject.rng.integers(1, 256, size=(3, heads, dim)).astype(dtype)
     where = [slots - 4, slots - 5, slots - 1]
     result = OwnArray(as_is(kernels, "scatter", store, where, new))
@@ -196,7 +198,7 @@ def scatter_to_a_repeated_slot_stores_one_whole_token(subject: Subject) -> None:
     for slot, owners in ((3, (1, 3, 4)), (7, (2, 5))):
         values = set(got[slot].reshape(-1).tolist())
         whole = len(values) == 1 and values <= set(map(float, owners))
-        true(whole, f"slot {slot} after scatter of several tokens to it", f"exactly one of tokens {owners}", values)
+        assert_true(whole, f"slot {slot} after scatter of several tokens to it", f"exactly one of tokens {owners}", values)
 
 
 @check("KERN-08a", "kernels")
@@ -247,7 +249,7 @@ def assert_slots_rejected(subject: Subject, store: NDArray, slots: NDArray, new:
 
 def copy_blocks(subject: Subject, store: NDArray, sources: Any, targets: Any, block_size: int) -> NDArray:
     """Returns the store after a copy in the implementation's memory."""
-    result = as_is(subject.new("kernels"), "copy", subject.own(store), sources, targets, block_size)
+    result = as_is(subject.new("kernels"), "copy", subject.to_own_array(store), sources, targets, block_size)
     after: NDArray = subject.implementation.to_numpy(result)
     return after
 
@@ -282,7 +284,7 @@ def copy_to_a_repeated_target_stores_one_whole_block(subject: Subject) -> None:
     got = np.asarray(copy_blocks(subject, store, [0, 1, 2, 1], [3, 3, 0, 3], size))
     values = set(got[3 * size :].reshape(-1).tolist())
     whole, what = len(values) == 1 and values <= {1.0, 2.0}, "after copy of [0, 1, 2, 1] to [3, 3, 0, 3]"
-    true(whole, f"block 3 {what}", "the value of block 0 or of block 1 in every element", values)
+    assert_true(whole, f"block 3 {what}", "the value of block 0 or of block 1 in every element", values)
     assert_same(got[:size], store[2 * size : 3 * size], f"block 0 {what}, compared with block 2 before")
 
 
@@ -307,13 +309,13 @@ def copy_of_invalid_blocks_raises_and_changes_nothing(subject: Subject) -> None:
 
 def tokens_of_slots(slots: NDArray, heads: int, dim: int) -> NDArray:
     """Returns float32 [n, heads, dim]: the token that belongs in each slot."""
-    return content(0, 0, slots, heads, dim, KEYS)
+    return token_content(0, 0, slots, heads, dim, KEYS)
 
 
 def assert_scatter_and_gather(subject: Subject, num_slots: int, slots: NDArray, heads: int, dim: int) -> None:
     """Scatters tokens to slots and gathers them in another order; other slots must not change."""
     kernels = subject.new("kernels")
-    store: Any = subject.own(np.zeros((num_slots, heads, dim), np.float32))
+    store: Any = subject.to_own_array(np.zeros((num_slots, heads, dim), np.float32))
     for part in np.array_split(slots, 3):
         store = OwnArray(kernels.as_is("scatter", store, part, tokens_of_slots(part, heads, dim)))
     back = subject.rng.permutation(slots)
@@ -329,7 +331,7 @@ def scatter_and_gather_move_whole_tokens_at_production_sizes(subject: Subject) -
     near = [power + by for power in (256, 1024, 4096, 32_768, 65_536) for by in (-1, 0, 1)]
     slots = np.unique([*near, 0, 69_999, *subject.rng.choice(70_000, 2000, replace=False)])
     assert_scatter_and_gather(subject, 70_000, subject.rng.permutation(slots), 1, 16)
-    for dim in DIMS:
+    for dim in HEAD_DIMS:
         assert_scatter_and_gather(subject, 600, subject.rng.permutation(600)[:300], 3, dim)
 
 
@@ -355,5 +357,5 @@ def copy_distinguishes_blocks_past_16_bits(subject: Subject) -> None:
         store[source * size : (source + 1) * size] = tokens_of_slots(np.arange(source * size, (source + 1) * size), 1, 4)
     want = store.copy()
     want.reshape(blocks, size, 4)[targets] = store.reshape(blocks, size, 4)[sources]
-    got = subject.numpy(kernels.as_is("copy", subject.own(store), sources, targets, size))
+    got = subject.numpy(kernels.as_is("copy", subject.to_own_array(store), sources, targets, size))
     assert_same(got, want, f"a store of {blocks} blocks after a copy of {len(sources)}")

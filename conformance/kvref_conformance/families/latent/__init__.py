@@ -6,8 +6,8 @@ from kvref.array import Array
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import Attended, Saved
-from kvref_conformance.oracle.formats import PACKED, PLAIN, SCALED, group_of
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PACKED_FORMAT, PLAIN_FORMATS, SCALED_FORMATS, group_of
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 TILE = 128  # numbers of a latent that share a scale
 
@@ -15,8 +15,8 @@ TILE = 128  # numbers of a latent that share a scale
 def fits(config: Any) -> bool:
     """Returns whether the rank is a multiple of the tile if packed, or else rank and rope_dim are multiples of the group."""
     group = group_of(config["dtype"])
-    rope = config["rope_dim"] if config["dtype"] != PACKED else 0
-    return bool(config["rank"] % (TILE if config["dtype"] == PACKED else group) == 0 and rope % group == 0)
+    rope = config["rope_dim"] if config["dtype"] != PACKED_FORMAT else 0
+    return bool(config["rank"] % (TILE if config["dtype"] == PACKED_FORMAT else group) == 0 and rope % group == 0)
 
 
 FAMILY = Family(
@@ -34,7 +34,7 @@ FAMILY = Family(
         "EDIT-02",
     ),
     gives={"save": "data"},
-    formats={"dtype": (*PLAIN, PACKED, *SCALED)},
+    formats={"dtype": (*PLAIN_FORMATS, PACKED_FORMAT, *SCALED_FORMATS)},
     fits=fits,
     token_axis=-2,
     appending={"append": ("latent", "rope")},
@@ -86,11 +86,12 @@ class LatentFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    rank, rope_dim = sizes.made.get("rank", 6), sizes.made.get("rope_dim", 4)
-    up, query = rows(sizes.heads, sizes.dim, rank), rows(1, sizes.heads, sizes.dim + rope_dim)
+    rank, rope_dim = sizes.config.get("rank", 6), sizes.config.get("rope_dim", 4)
+    up, query = counting_rows(sizes.heads, sizes.dim, rank), counting_rows(1, sizes.heads, sizes.dim + rope_dim)
     return {
         **on_family("latent", {
-            "append": args(latent=rows(2, rank), rope=rows(2, rope_dim)), "length": args(), "num_bytes": args(), "read": args(),
+            "append": args(latent=counting_rows(2, rank), rope=counting_rows(2, rope_dim)), "length": args(), "num_bytes": args(),
+            "read": args(),
             "attend": args(query=query, up_keys=up, up_values=up, scale=1.0, causal=True), "truncate": args(length=1),
             "records": args(), "save": args(),
             "load": args(data=lambda got: got["latent.save"]), "clear": args(),

@@ -10,15 +10,31 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.latent.model import Latent
 from kvref_conformance.families.latent.projections import Projections, attend_and_compare, expected_output, projections_of_cache
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import PACKED, PLAIN
-from kvref_conformance.oracle.formats.mla import TILE, records_of, row_as, row_bytes
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, may_raise, normal, raises, read, shaped
-from kvref_conformance.testlib.fixtures import at_least, formats_of, new, random_tokens, round_to_input_dtype, supports
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable, edges
+from kvref_conformance.oracle.formats import PACKED_FORMAT, PLAIN_FORMATS
+from kvref_conformance.oracle.formats.mla import TILE, expected_records, expected_row, row_bytes
+from kvref_conformance.testlib.assertions import (
+    assert_equal,
+    assert_read,
+    assert_same,
+    assert_shape,
+    assert_within,
+    may_raise,
+    normal_rows,
+    raises,
+)
+from kvref_conformance.testlib.fixtures import (
+    new_object,
+    random_tokens,
+    require_sizes,
+    round_to_input_dtype,
+    supported_formats,
+    supports,
+)
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.production_sizes import affordable_tokens, power_of_two_edges
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.tagged_content import KEYS, VALUES, content
+from kvref_conformance.testlib.tagged_content import KEYS, VALUES, token_content
 
 Pair = tuple[NDArray, NDArray]
 Sizes = dict[str, Any]
@@ -26,13 +42,13 @@ Sizes = dict[str, Any]
 
 def sizes_of_each_dtype(subject: Subject) -> list[Sizes]:
     """Returns the sizes of a cache of each supported dtype. A packed one has two tiles."""
-    sizes: list[Sizes] = [{"dtype": name} for name in formats_of(subject, "dtype", *PLAIN, PACKED)]
-    return [each | ({"rank": 2 * TILE} if each["dtype"] == PACKED else {}) for each in sizes]
+    sizes: list[Sizes] = [{"dtype": name} for name in supported_formats(subject, "dtype", *PLAIN_FORMATS, PACKED_FORMAT)]
+    return [each | ({"rank": 2 * TILE} if each["dtype"] == PACKED_FORMAT else {}) for each in sizes]
 
 
 def default_sizes(subject: Subject) -> Sizes:
     """Returns the sizes of a cache of the dtype in which arrays are passed, or of a packed cache if that is not supported."""
-    return {"dtype": subject.dtype} if supports(subject, "dtype", subject.dtype) else {"dtype": PACKED, "rank": TILE}
+    return {"dtype": subject.dtype} if supports(subject, "dtype", subject.dtype) else {"dtype": PACKED_FORMAT, "rank": TILE}
 
 
 def random_pair(subject: Subject, cache: ObjectProxy, count: int) -> Pair:
@@ -62,24 +78,24 @@ class LatentFixture(Session):
 
     def append(self, count: int, latent: float = 1.0, rope: float = 1.0) -> None:
         """Appends tokens whose parts are multiplied by these numbers. Raises NotOffered if the limits leave no room for them."""
-        at_least(self.cache, max_tokens=self.length + count)
+        require_sizes(self.cache, max_tokens=self.length + count)
         if count:
             self.cache.append(*scaled_pair(self.subject, random_pair(self.subject, self.cache, count), latent, rope))
 
 
 def create_with_tokens(subject: Subject, count: int, **sizes: Any) -> tuple[ObjectProxy, Pair]:
     """Returns a cache with `count` tokens, and the tokens."""
-    cache = new(subject, "latent", **sizes)
-    at_least(cache, max_tokens=count)
+    cache = new_object(subject, "latent", **sizes)
+    require_sizes(cache, max_tokens=count)
     pair = random_pair(subject, cache, count)
     cache.append(*pair)
     return cache, pair
 
 
 def assert_contents(subject: Subject, cache: ObjectProxy, pair: Pair, when: str) -> None:
-    """Raises Broken unless the cache contains exactly these tokens."""
+    """Raises ClauseViolation unless the cache contains exactly these tokens."""
     assert_equal(cache.length, len(pair[0]), f"length {when}")
-    read(subject, cache.read(), row_as(*pair, cache.config["dtype"]), f"rows {when}", cache.config["dtype"])
+    assert_read(subject, cache.read(), expected_row(*pair, cache.config["dtype"]), f"rows {when}", cache.config["dtype"])
 
 
 @check("MLA-01a", "latent")
@@ -104,7 +120,7 @@ def attend_reads_the_same_rows_for_every_head(subject: Subject) -> None:
     single = projections_of_cache(subject, cache, count=1)
     count = subject.size("group_size", 4)
     heads = Projections(single.up_keys.repeat(count, axis=0), single.up_values.repeat(count, axis=0), single.rope_dim)
-    query = normal(subject, 2, 1, heads.width).repeat(count, axis=1)
+    query = normal_rows(subject, 2, 1, heads.width).repeat(count, axis=1)
     got = attend_and_compare(subject, cache, query, heads, f"attention of {count} heads with equal matrices and queries")
     _, bound = expected_output(subject, query, cache.read(), heads, scale=heads.scale)
     first = got[:, :1].repeat(count, axis=1)
@@ -122,9 +138,9 @@ def rows_of_signs(count: int, width: int) -> NDArray:
 
 @check("MLA-01bc", "latent")
 def attend_uses_the_rope_part_for_scores_only(subject: Subject) -> None:
-    cache = new(subject, "latent", **default_sizes(subject))
+    cache = new_object(subject, "latent", **default_sizes(subject))
     rope = rows_of_signs(6, cache.config["rope_dim"])
-    at_least(cache, max_tokens=len(rope))
+    require_sizes(cache, max_tokens=len(rope))
     latent, _ = random_pair(subject, cache, len(rope))
     cache.append(latent, rope)
     heads = projections_of_cache(subject, cache)
@@ -238,7 +254,7 @@ def attend_does_not_transpose_square_matrices(subject: Subject) -> None:
 @check("MLA-02a", "latent")
 def attend_adds_sums_in_float32(subject: Subject) -> None:
     for count in (1, 2, 9):
-        assert_float32_sums(subject, new(subject, "latent", **default_sizes(subject)), count, 3, 40, 9)
+        assert_float32_sums(subject, new_object(subject, "latent", **default_sizes(subject)), count, 3, 40, 9)
 
 
 def assert_float32_sums(subject: Subject, cache: ObjectProxy, count: int, heads: int, nope: int, value: int) -> None:
@@ -276,7 +292,7 @@ def attend_in_causal_chunks_equals_one_call(subject: Subject) -> None:
 
 @check("MLA-02c", "latent")
 def attend_over_no_tokens_returns_zeros(subject: Subject) -> None:
-    cache = new(subject, "latent", **default_sizes(subject))
+    cache = new_object(subject, "latent", **default_sizes(subject))
     heads = projections_of_cache(subject, cache)
     zeros = np.zeros((3, *heads.up_values.shape[:2]), np.float32)
     for causal in (False, True):
@@ -296,7 +312,7 @@ def attend_ignores_tokens_after_the_query(subject: Subject) -> None:
                 query, what = heads.query(subject, 3), f"causal attention of the two queries before a token of {value}"
                 want, bound = expected_output(subject, query[:2], rows, heads, scale=heads.scale, causal=True)
                 got = cache.attend(query, heads.up_keys, heads.up_values, heads.scale, True)
-                assert_within(shaped(got, (3, *want.shape[1:]), what)[:2], want, bound, what)
+                assert_within(assert_shape(got, (3, *want.shape[1:]), what)[:2], want, bound, what)
 
 
 @check("MLA-02a", "latent")
@@ -333,11 +349,11 @@ def append_of_one_token_too_many_changes_nothing(subject: Subject) -> None:
 
 @check("LAW-16", "latent")
 def attend_does_not_modify_its_inputs(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     cache, _ = create_with_tokens(subject, 3, **default_sizes(subject))
     heads = projections_of_cache(subject, cache)
     inputs = {"query": heads.query(subject, 2), "up_keys": heads.up_keys, "up_values": heads.up_values}
-    own = {name: subject.own(rows) for name, rows in inputs.items()}
+    own = {name: subject.to_own_array(rows) for name, rows in inputs.items()}
     cache.attend(*own.values(), heads.scale, True)
     for name, rows in inputs.items():
         assert_same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
@@ -345,15 +361,15 @@ def attend_does_not_modify_its_inputs(subject: Subject) -> None:
 
 @check("LAW-20", "latent")
 def bytes_are_counted_whatever_the_sizes_are_given_in(subject: Subject) -> None:
-    cache = new(subject, "latent", **default_sizes(subject), max_tokens=100)
+    cache = new_object(subject, "latent", **default_sizes(subject), max_tokens=100)
     latent, rope = random_pair(subject, cache, min(100, cache.config["max_tokens"]))
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache_of_type = typed.new("latent", **default_sizes(subject), max_tokens=100)
         cache_of_type.append(latent, rope)
         yield f"length and num_bytes of {len(latent)} rows", (cache_of_type.length, cache_of_type.num_bytes)
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 # Checks of MOVE-01: rows are loaded byte for byte, packed ones too.
@@ -385,27 +401,27 @@ def production_sizes(tokens: int, dtype: str, rank: int = RANK) -> Sizes:
 
 def production_fixtures(subject: Subject, tokens: int) -> Iterator[LatentFixture]:
     """Yields an empty cache of each dtype."""
-    for dtype in formats_of(subject, "dtype", *PLAIN, PACKED):
+    for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS, PACKED_FORMAT):
         yield LatentFixture(subject, **production_sizes(tokens, dtype))
 
 
 def belonging(cache: ObjectProxy, stream: int, positions: range) -> Pair:
     """Returns latents and rope parts whose content identifies their stream and position."""
     rank, rope_dim = cache.config["rank"], cache.config["rope_dim"]
-    latent, rope = (content(stream, 0, positions, 1, *each)[:, 0] for each in ((rank, KEYS), (rope_dim, VALUES)))
+    latent, rope = (token_content(stream, 0, positions, 1, *each)[:, 0] for each in ((rank, KEYS), (rope_dim, VALUES)))
     return latent, rope
 
 
 def each_dtype(subject: Subject, tokens: int) -> Iterator[ObjectProxy]:
-    for dtype in formats_of(subject, "dtype", *PLAIN, PACKED):
-        yield new(subject, "latent", **production_sizes(tokens, dtype))
+    for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS, PACKED_FORMAT):
+        yield new_object(subject, "latent", **production_sizes(tokens, dtype))
 
 
 @check("LAW-18", "latent")
 def append_up_to_powers_of_two_keeps_all_rows(subject: Subject) -> None:
     for fixture in production_fixtures(subject, LONG):
-        most = affordable(subject, fixture.cache.config["max_tokens"], 4)
-        for stop in (*edges(most, (16, 64, 256, 1024)), most):
+        most = affordable_tokens(subject, fixture.cache.config["max_tokens"], 4)
+        for stop in (*power_of_two_edges(most, (16, 64, 256, 1024)), most):
             fixture.append(max(0, stop - fixture.length))
             if stop < 300 or stop == most:
                 fixture.look()
@@ -422,8 +438,8 @@ def append_one_by_one_keeps_hundreds_of_rows(subject: Subject) -> None:
 @check("LAW-18", "latent")
 def drafts_come_and_go_at_any_length(subject: Subject) -> None:
     for cache in each_dtype(subject, 600):
-        at_least(cache, max_tokens=30)
-        ends = edges(affordable(subject, cache.config["max_tokens"], 4) - 5, (16, 64, 128, 256, 512))
+        require_sizes(cache, max_tokens=30)
+        ends = power_of_two_edges(affordable_tokens(subject, cache.config["max_tokens"], 4) - 5, (16, 64, 128, 256, 512))
         given, at = belonging(cache, 0, range(max(ends))), 0
         for end in (*ends, *reversed(ends[::3])):
             cache.append(given[0][at:end], given[1][at:end])
@@ -436,7 +452,7 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
 @check("LAW-18", "latent")
 def read_returns_rows_of_every_rank(subject: Subject) -> None:
     for rank in (128, 256, 384, 512, 1024):
-        for dtype in formats_of(subject, "dtype", subject.dtype, PACKED):
+        for dtype in supported_formats(subject, "dtype", subject.dtype, PACKED_FORMAT):
             fixture = LatentFixture(subject, **production_sizes(40, dtype, rank))
             fixture.append(min(33, fixture.cache.config["max_tokens"]))
             fixture.look()
@@ -444,18 +460,18 @@ def read_returns_rows_of_every_rank(subject: Subject) -> None:
 
 @check("LAW-18", "latent")
 def records_of_thousands_of_tokens_are_distinct(subject: Subject) -> None:
-    cache = new(subject, "latent", **production_sizes(2100, PACKED))
-    pair = belonging(cache, 0, range(affordable(subject, min(2100, cache.config["max_tokens"]))))
+    cache = new_object(subject, "latent", **production_sizes(2100, PACKED_FORMAT))
+    pair = belonging(cache, 0, range(affordable_tokens(subject, min(2100, cache.config["max_tokens"]))))
     cache.append(*pair)
     assert_contents(subject, cache, pair, f"of a packed cache of {len(pair[0])} tokens")
     if subject.level == "exact":
-        assert_same(cache.records(), records_of(*pair).values, f"records of {len(pair[0])} tokens")
+        assert_same(cache.records(), expected_records(*pair).values, f"records of {len(pair[0])} tokens")
 
 
 def attend_to_single_tokens(subject: Subject, cache: ObjectProxy, heads: Projections, tokens: int, targets: list[int]) -> None:
     """Attends with queries that each select one token, mainly by its rope part. If that row is lost, the output is another's."""
     rope_dim = cache.config["rope_dim"]
-    latent = normal(subject, tokens, cache.config["rank"])
+    latent = normal_rows(subject, tokens, cache.config["rank"])
     rope = subject.rng.choice((-1.0, 1.0), size=(tokens, rope_dim)).astype(np.float32)
     cache.append(latent, rope)
     query = round_to_input_dtype(subject, heads.query(subject, len(targets)) * np.float32(2.0**-6))
@@ -466,9 +482,9 @@ def attend_to_single_tokens(subject: Subject, cache: ObjectProxy, heads: Project
 
 @check("LAW-18", "latent")
 def attend_finds_every_token_at_any_length(subject: Subject) -> None:
-    for length in (*edges(1025, (64, 128, 256, 1024)), 4097):
-        length = affordable(subject, length, 12)
-        cache = new(subject, "latent", **production_sizes(length, dtype_of(subject)))
+    for length in (*power_of_two_edges(1025, (64, 128, 256, 1024)), 4097):
+        length = affordable_tokens(subject, length, 12)
+        cache = new_object(subject, "latent", **production_sizes(length, dtype_of(subject)))
         length = min(length, cache.config["max_tokens"])
         heads = projections_of_cache(subject, cache, count=2, nope=NOPE, value=VALUE)
         targets = sorted({0, 15, 16, 63, 64, 127, 128, 129, 255, 256, 257, length // 2, length - 2, length - 1})
@@ -481,10 +497,10 @@ def dtype_of(subject: Subject) -> str:
 
 @check("LAW-18", "latent")
 def attend_with_production_heads_is_within_the_bound(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", subject.dtype, PACKED):
+    for dtype in supported_formats(subject, "dtype", subject.dtype, PACKED_FORMAT):
         for count, tokens in ((16, 300), (5, 1030)):
-            cache = new(subject, "latent", **production_sizes(tokens, dtype))
-            tokens = affordable(subject, min(tokens, cache.config["max_tokens"]), 4)
+            cache = new_object(subject, "latent", **production_sizes(tokens, dtype))
+            tokens = affordable_tokens(subject, min(tokens, cache.config["max_tokens"]), 4)
             heads = projections_of_cache(subject, cache, count=count, nope=NOPE, value=VALUE)
             attend_to_single_tokens(subject, cache, heads, tokens, [0, tokens // 2, tokens - 1])
 
@@ -492,16 +508,16 @@ def attend_with_production_heads_is_within_the_bound(subject: Subject) -> None:
 @check("LAW-18", "latent")
 def attend_adds_sums_over_a_whole_latent_in_float32(subject: Subject) -> None:
     for tokens in (1, 3, 40):
-        cache = new(subject, "latent", **production_sizes(tokens, dtype_of(subject)))
+        cache = new_object(subject, "latent", **production_sizes(tokens, dtype_of(subject)))
         assert_float32_sums(subject, cache, min(tokens, cache.config["max_tokens"]), 2, NOPE, 16)
 
 
 @check("LAW-18", "latent", real=True)
 def attend_with_as_many_heads_as_deepseek_is_within_the_bound(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", subject.dtype, PACKED):
-        cache = new(subject, "latent", **production_sizes(200, dtype))
+    for dtype in supported_formats(subject, "dtype", subject.dtype, PACKED_FORMAT):
+        cache = new_object(subject, "latent", **production_sizes(200, dtype))
         heads = projections_of_cache(subject, cache, count=128, nope=NOPE, value=VALUE)
-        tokens = affordable(subject, min(200, cache.config["max_tokens"]))
+        tokens = affordable_tokens(subject, min(200, cache.config["max_tokens"]))
         attend_to_single_tokens(subject, cache, heads, tokens, [0, tokens // 2, tokens - 1])
 
 

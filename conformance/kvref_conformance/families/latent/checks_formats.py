@@ -6,6 +6,7 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.latent.checks import (
     LatentFixture,
     Pair,
@@ -18,19 +19,34 @@ from kvref_conformance.families.latent.projections import attend_and_compare, pr
 from kvref_conformance.families.rows.checks import same_values
 from kvref_conformance.families.rows.input_rows import NEAR, largest
 from kvref_conformance.oracle.formats import (
-    IN_GROUPS,
-    PACKED,
-    PLAIN,
-    ROTATED,
+    FORMATS_IN_GROUPS,
+    PACKED_FORMAT,
+    PLAIN_FORMATS,
+    ROTATED_FORMATS,
     group_of,
     hadamard_rotation,
     inner_of,
     packed_records,
 )
-from kvref_conformance.oracle.formats.mla import TILE, read_records, records_of, row_as, row_bytes
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, may_raise, raises, read, shaped, true
-from kvref_conformance.testlib.fixtures import at_least, formats_of, new, one_of_each_kind, round_to_input_dtype, supports
+from kvref_conformance.oracle.formats.mla import TILE, expected_records, expected_row, read_records, row_bytes
+from kvref_conformance.testlib.assertions import (
+    assert_equal,
+    assert_read,
+    assert_same,
+    assert_shape,
+    assert_true,
+    assert_within,
+    may_raise,
+    raises,
+)
+from kvref_conformance.testlib.fixtures import (
+    new_object,
+    one_format_per_kind,
+    require_sizes,
+    round_to_input_dtype,
+    supported_formats,
+    supports,
+)
 from kvref_conformance.testlib.registry import check
 
 LOUD_VALUE = 2.0**6
@@ -39,7 +55,7 @@ LOUD_VALUE = 2.0**6
 @check("MLA-06a", "latent")
 def read_returns_the_values_of_the_format(subject: Subject) -> None:
     """Latents and rope parts differ in magnitude. One scale covers the whole row, or there is one per group."""
-    for name in one_of_each_kind(subject, "dtype"):
+    for name in one_format_per_kind(subject, "dtype"):
         cache, pair = create_with_tokens(subject, 7, **sizes_of(name))
         cache.clear()
         for part, rows in zip(pair, (slice(3, 5), slice(5, 7)), strict=True):
@@ -52,7 +68,7 @@ def read_returns_the_values_of_the_format(subject: Subject) -> None:
 
 @check("MLA-06a", "latent")
 def truncate_and_clear_remove_codes_and_scales(subject: Subject) -> None:
-    for name in one_of_each_kind(subject, "dtype"):
+    for name in one_format_per_kind(subject, "dtype"):
         fixture = LatentFixture(subject, 4, **sizes_of(name))
         for clear in (False, True):
             if clear:
@@ -64,19 +80,24 @@ def truncate_and_clear_remove_codes_and_scales(subject: Subject) -> None:
 
 
 def assert_records(subject: Subject, cache: ObjectProxy, pair: Pair, when: str) -> None:
-    """Raises Broken unless `read` returns the values of the records, and at level exact the bytes of the records are right."""
+    """Raises ClauseViolation unless `assert_read` returns the values of the records, and at level exact the bytes of the
+    records are right.
+    """
     dtype, widths = cache.config["dtype"], (cache.config["rank"], cache.config["rope_dim"])
-    want = records_of(*pair, dtype).values
+    want = expected_records(*pair, dtype).values
     assert_equal(cache.num_bytes, len(want) * row_bytes(*widths, dtype), f"num_bytes {when}")
-    got = shaped(cache.records(), want.shape, f"records {when}")
+    got = assert_shape(cache.records(), want.shape, f"records {when}")
     assert_equal(got.dtype.kind, "u", f"NumPy kind of the dtype of records {when}")
     if subject.level == "exact":
         assert_same(got.astype(np.uint8), want, f"records {when}")
     want = packed_records.read(got.astype(np.uint8), sum(widths), dtype)
-    if dtype in ROTATED and subject.level == "tolerant":
+    if dtype in ROTATED_FORMATS and subject.level == "tolerant":
         stored = packed_records.read(got.astype(np.uint8), sum(widths), inner_of(dtype))
         assert_within(
-            cache.read(), want, 2 * hadamard_rotation.any_order(stored), f"rows {when}, compared with the rows in the records"
+            cache.read(),
+            want,
+            2 * hadamard_rotation.summation_error(stored),
+            f"rows {when}, compared with the rows in the records",
         )
     else:
         same_values(subject, cache.read(), want, f"rows {when}, compared with the rows in the records")
@@ -84,14 +105,14 @@ def assert_records(subject: Subject, cache: ObjectProxy, pair: Pair, when: str) 
 
 @check("MLA-06b", "latent")
 def records_contain_codes_scales_and_zeros(subject: Subject) -> None:
-    for name in one_of_each_kind(subject, "dtype"):
+    for name in one_format_per_kind(subject, "dtype"):
         cache, pair = create_with_tokens(subject, 3, **sizes_of(name))
         assert_records(subject, cache, pair, f"of {name} rows")
 
 
 @check("MLA-06c", "latent")
 def append_of_a_row_that_is_not_finite_changes_nothing(subject: Subject) -> None:
-    for name in one_of_each_kind(subject, "dtype"):
+    for name in one_format_per_kind(subject, "dtype"):
         fixture = LatentFixture(subject, 2, **sizes_of(name))
         for part, bad in ((0, np.nan), (1, np.inf)):
             wrong = random_pair(subject, fixture.cache, 2)
@@ -105,7 +126,7 @@ def append_of_a_row_that_is_not_finite_changes_nothing(subject: Subject) -> None
 @check("MLA-06d", "latent")
 def new_with_a_group_across_both_parts_raises(subject: Subject) -> None:
     tried = 0
-    for name in formats_of(subject, "dtype", *IN_GROUPS)[::23]:
+    for name in supported_formats(subject, "dtype", *FORMATS_IN_GROUPS)[::23]:
         with suppress(NotOffered):
             config, half = create_with_tokens(subject, 1, **sizes_of(name))[0].config, group_of(name) // 2
             for wrong in ({"rope_dim": half}, {"rank": half}, {"rank": config["rank"] + half, "rope_dim": half}):
@@ -124,16 +145,19 @@ LOUD_TILE = 2.0**8
 
 def packed_cache(subject: Subject, tiles: int = 3) -> ObjectProxy:
     """Returns an empty packed cache with room for 4 tokens."""
-    formats_of(subject, "dtype", PACKED)
-    cache = new(subject, "latent", dtype=PACKED, rank=tiles * TILE)
-    at_least(cache, max_tokens=4)
+    supported_formats(subject, "dtype", PACKED_FORMAT)
+    cache = new_object(subject, "latent", dtype=PACKED_FORMAT, rank=tiles * TILE)
+    require_sizes(cache, max_tokens=4)
     return cache
 
 
 def assert_packed_records(subject: Subject, cache: ObjectProxy, pair: Pair, when: str) -> None:
-    """Raises Broken unless the records are those of these tokens. At level tolerant, codes and scales may be off by one step."""
-    want = records_of(*pair)
-    got = shaped(cache.records(), want.values.shape, f"records {when}")
+    """Raises ClauseViolation unless the records are those of these tokens.
+
+    At level tolerant, codes and scales may be off by one step.
+    """
+    want = expected_records(*pair)
+    got = assert_shape(cache.records(), want.values.shape, f"records {when}")
     assert_equal(got.dtype.kind, "u", f"NumPy kind of the dtype of records {when}")
     if subject.level == "exact":
         assert_same(got.astype(np.uint8), want.values, f"records {when}")
@@ -215,16 +239,16 @@ def append_of_a_latent_that_is_not_finite_raises(subject: Subject) -> None:
 
 @check("MLA-04g", "latent")
 def records_of_unpacked_rows_are_their_numbers(subject: Subject) -> None:
-    for name in formats_of(subject, "dtype", *PLAIN):
+    for name in supported_formats(subject, "dtype", *PLAIN_FORMATS):
         cache, pair = create_with_tokens(subject, 3, dtype=name)
-        assert_same(cache.records(), records_of(*pair, name).values, f"records of {name} rows")
+        assert_same(cache.records(), expected_records(*pair, name).values, f"records of {name} rows")
 
 
 @check("MLA-04f", "latent")
 def new_with_a_packed_rank_of_partial_tiles_raises(subject: Subject) -> None:
     sizes, tried = packed_cache(subject).config, 0
     for rank in (TILE - 1, TILE + 1, TILE // 2):
-        if subject.limits.of("latent", "rank").allows(rank):
+        if subject.limits.limit("latent", "rank").allows(rank):
             with raises("ConfigError"):
                 subject.new("latent", **sizes | {"rank": rank})
             tried += 1
@@ -235,9 +259,9 @@ def new_with_a_packed_rank_of_partial_tiles_raises(subject: Subject) -> None:
 @check("MLA-04a", "latent")
 def records_have_the_length_of_their_sizes(subject: Subject) -> None:
     for rank, rope_dim, length in ((512, 64, 656), (128, 8, 148)):
-        cache, _ = create_with_tokens(subject, 2, dtype=PACKED, rank=rank, rope_dim=rope_dim)
+        cache, _ = create_with_tokens(subject, 2, dtype=PACKED_FORMAT, rank=rank, rope_dim=rope_dim)
         sizes = cache.config["rank"], cache.config["rope_dim"]
-        want = length if sizes == (rank, rope_dim) else row_bytes(*sizes, PACKED)
+        want = length if sizes == (rank, rope_dim) else row_bytes(*sizes, PACKED_FORMAT)
         assert_equal(np.asarray(cache.records()).shape[1], want, f"number of bytes of a record, with rank and rope_dim {sizes}")
 
 
@@ -249,7 +273,9 @@ def read_of_packed_rows_is_finite(subject: Subject) -> None:
     latent[0, 0] = largest(subject)
     with may_raise("NonFinite"):
         cache.append(latent, rope)
-        true(np.isfinite(cache.read()).all(), f"rows of the largest {subject.dtype}", "finite values, or NonFinite", cache.read())
+        assert_true(
+            np.isfinite(cache.read()).all(), f"rows of the largest {subject.dtype}", "finite values, or NonFinite", cache.read()
+        )
 
 
 @check("MLA-04b", "latent")
@@ -263,4 +289,4 @@ def records_do_not_depend_on_the_other_tokens(subject: Subject) -> None:
         alone = latent[at : at + 1], rope[at : at + 1]
         cache.append(*alone)
         assert_same(np.asarray(cache.records()), together[at : at + 1], f"the record of token {at}, compared with among others")
-        read(subject, cache.read(), row_as(*alone, PACKED), f"token {at} appended alone")
+        assert_read(subject, cache.read(), expected_row(*alone, PACKED_FORMAT), f"token {at} appended alone")

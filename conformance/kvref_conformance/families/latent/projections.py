@@ -8,10 +8,10 @@ import numpy as np
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.oracle.attention import output_rounding
 from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.formats.mla import attention
-from kvref_conformance.testlib.assertions import assert_within, normal
+from kvref_conformance.testlib.assertions import assert_within, normal_rows
 from kvref_conformance.testlib.fixtures import round_to_input_dtype
 
 SPREAD = 2.5  # of the scores, so small that no token outweighs all others
@@ -42,7 +42,7 @@ class Projections:
 
     def query(self, subject: Subject, count: int) -> NDArray:
         """Returns random queries, float32 [count, heads, nope + rope]."""
-        return normal(subject, count, len(self.up_keys), self.width)
+        return normal_rows(subject, count, len(self.up_keys), self.width)
 
 
 def random_projections(subject: Subject, rank: int, rope_dim: int, count: int = 3, nope: int = 5, value: int = 7) -> Projections:
@@ -73,7 +73,7 @@ def _mixing_matrices(subject: Subject, heads: int, numbers: int, rank: int) -> N
 def expected_output(subject: Subject, query: NDArray, rows: Any, heads: Projections, **options: Any) -> tuple[NDArray, NDArray]:
     """Returns the output and its bound, with one more rounding if the output has a narrower dtype than float32."""
     want, bound = attention(query, np.asarray(rows), heads.up_keys, heads.up_values, **options)
-    return want, bound + rounding(want, bound, subject.dtype)
+    return want, bound + output_rounding(want, bound, subject.dtype)
 
 
 def attend_and_compare(
@@ -85,7 +85,10 @@ def attend_and_compare(
     scale: float | None = None,
     causal: bool = False,
 ) -> NDArray:
-    """Returns the output of the cache's attention. Raises Broken unless it is correct for the rows that `read` returns."""
+    """Returns the output of the cache's attention.
+
+    Raises ClauseViolation unless it is correct for the rows that `read` returns.
+    """
     scale = heads.scale if scale is None else scale
     want, bound = expected_output(subject, query, cache.read(), heads, scale=scale, causal=causal)
     got: NDArray = cache.attend(query, heads.up_keys, heads.up_values, scale, causal)

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.latent.model import Latent
-from kvref_conformance.fuzz.base_machine import BACK, COUNT, FamilyStateMachine
-from kvref_conformance.fuzz.row_generators import HUGE, kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
-from kvref_conformance.oracle.formats import PACKED, group_of
+from kvref_conformance.fuzz.base_machine import TOKEN_COUNT, TRUNCATION, FamilyStateMachine
+from kvref_conformance.fuzz.row_generators import HUGE_KINDS, row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
+from kvref_conformance.oracle.formats import PACKED_FORMAT, group_of
 
 SIZE = st.integers(1, 3)
-DTYPES = (PACKED, "float32", PACKED, "bfloat16", "float16", "q8_0", "uint4_g32_bfloat16")
+DTYPES = (PACKED_FORMAT, "float32", PACKED_FORMAT, "bfloat16", "float16", "q8_0", "uint4_g32_bfloat16")
 
 
 class LatentStateMachine(FamilyStateMachine):
@@ -23,8 +23,8 @@ class LatentStateMachine(FamilyStateMachine):
     )  # fmt: skip
     def new(self, rank: int, tiles: int, rope_dim: int, most: int, dtype: str) -> None:
         group = group_of(self.format_for(self.family, "dtype", dtype) or "")
-        rank = 128 * tiles if dtype == PACKED else rank if group == 1 else group * tiles
-        self.make(rank=rank, rope_dim=rope_dim if group == 1 else group, max_tokens=most, dtype=dtype)
+        rank = 128 * tiles if dtype == PACKED_FORMAT else rank if group == 1 else group * tiles
+        self.make_object(rank=rank, rope_dim=rope_dim if group == 1 else group, max_tokens=most, dtype=dtype)
 
     @property
     def model(self) -> Latent:
@@ -33,12 +33,12 @@ class LatentStateMachine(FamilyStateMachine):
         return model
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, kind=kinds(), rotated=kinds(), loud=st.sampled_from((2.0**9, 1.0)))
+    @rule(count=TOKEN_COUNT, kind=row_kinds(), rotated=row_kinds(), loud=st.sampled_from((2.0**9, 1.0)))
     def append(self, count: int, kind: str, rotated: str, loud: float) -> None:
         latent, rope = self._rows(count, self.model.rank, kind), self._rows(count, self.model.rope_dim, rotated)
-        if kind not in HUGE:
+        if kind not in HUGE_KINDS:
             latent[:, : self.model.rank // 2] *= np.float32(loud)  # the first tile if there are two
-        self.call("append", self.objects[0], latent=self.source.held(latent), rope=rope)
+        self.call("append", self.objects[0], latent=self.source.round_to_dtype(latent), rope=rope)
 
     def _rows(self, count: int, width: int, kind: str) -> np.ndarray:
         return self.source.rows((count, width), kind)
@@ -55,7 +55,7 @@ class LatentStateMachine(FamilyStateMachine):
         self.call("append", self.objects[0], latent=latent, rope=rope)
 
     @precondition(lambda self: self.objects)
-    @rule(queries=st.integers(1, 4), heads=SIZE, nope=SIZE, value=SIZE, causal=st.booleans(), kind=kinds(everything=False))
+    @rule(queries=st.integers(1, 4), heads=SIZE, nope=SIZE, value=SIZE, causal=st.booleans(), kind=row_kinds(everything=False))
     def attend(self, queries: int, heads: int, nope: int, value: int, causal: bool, kind: str) -> None:
         heads, nope = self.subject.size("group_size", heads), self.subject.size("nope_dim", nope)
         value, rank = self.subject.size("value_dim", value), self.model.rank
@@ -74,7 +74,7 @@ class LatentStateMachine(FamilyStateMachine):
         query = self.source.rows((1, heads, width + self.model.rope_dim - (less == 0)), "counting")
         up_keys = self.source.rows((heads, width, rank + (less == 1)), "counting")
         up_values = self.source.rows((heads + (less == 2), value, rank), "counting")
-        self.ask(
+        self.call_quietly(
             "attend", self.objects[0], query=query.astype(np.float64) if less == 3 else query, up_keys=up_keys,
             up_values=up_values, scale=0.5, causal=False,
         )  # fmt: skip
@@ -82,16 +82,16 @@ class LatentStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule()
     def records(self) -> None:
-        self.ask("records", self.objects[0])
+        self.call_quietly("records", self.objects[0])
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK, count=COUNT, kind=kinds())
+    @rule(back=TRUNCATION, count=TOKEN_COUNT, kind=row_kinds())
     def truncate(self, back: int, count: int, kind: str) -> None:
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
         self.append(count, kind, kind, 1.0)
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, kind=kinds())
+    @rule(count=TOKEN_COUNT, kind=row_kinds())
     def clear(self, count: int, kind: str) -> None:
         self.call("clear", self.objects[0])
         self.append(count, kind, kind, 1.0)
@@ -99,7 +99,7 @@ class LatentStateMachine(FamilyStateMachine):
 
 # The states of the latent cache that random call sequences should reach, because bugs depend on them.
 
-refusals("latent", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "CapacityExceeded", "NonFinite")
+register_error_states("latent", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "CapacityExceeded", "NonFinite")
 
 
 @state("latent", "append", raising="CapacityExceeded")
@@ -114,12 +114,12 @@ def it_is_filled_to_the_last_token(call: ModelCall) -> bool:
 
 @state("latent", "append")
 def tokens_follow_a_truncate_of_some(call: ModelCall) -> bool:
-    return call.model.last == "truncate" and call.tokens > 0 and bool(call.model.tokens)
+    return call.model.last_change == "truncate" and call.tokens > 0 and bool(call.model.tokens)
 
 
 @state("latent", "append")
 def fewer_tokens_are_appended_after_a_clear(call: ModelCall) -> bool:
-    return not call.model.tokens and 0 < call.tokens < call.past.most.get(call.on, 0)
+    return not call.model.tokens and 0 < call.tokens < call.history.max_tokens.get(call.on, 0)
 
 
 @state("latent", "truncate")
@@ -135,7 +135,7 @@ def several_records_are_read(call: ModelCall) -> bool:
 @state("latent", "records")
 def a_tile_of_small_values_is_beside_one_of_large_values(call: ModelCall) -> bool:
     model: Latent = call.model
-    for latent, _ in model.tokens if model.dtype == PACKED else []:
+    for latent, _ in model.tokens if model.dtype == PACKED_FORMAT else []:
         loudest = np.abs(latent.reshape(-1, 128)).max(axis=1).astype(np.float64)
         if 0 < 50 * loudest.min() < loudest.max():
             return True
@@ -149,7 +149,7 @@ def several_heads_attend_to_several_tokens(call: ModelCall) -> bool:
 
 @state("latent", "attend")
 def several_heads_attend_to_packed_rows(call: ModelCall) -> bool:
-    return several_heads_attend_to_several_tokens(call) and call.model.dtype == PACKED
+    return several_heads_attend_to_several_tokens(call) and call.model.dtype == PACKED_FORMAT
 
 
 @state("latent", "attend")
@@ -169,7 +169,7 @@ def attend_sees_no_token(call: ModelCall) -> bool:
 
 def note_latent(call: ModelCall) -> None:
     if call.op == "latent.clear" and call.model.tokens:
-        call.past.most[call.on] = len(call.model.tokens)
+        call.history.max_tokens[call.on] = len(call.model.tokens)
 
 
 NOTES["latent"] = note_latent

@@ -10,75 +10,96 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.derived_operations import refused_whole
-from kvref_conformance.calls.messages import KNOWN_KINDS, error_of, kinds_of
+from kvref_conformance.calls.derived_operations import require_unsplit_error
+from kvref_conformance.calls.messages import KNOWN_KINDS, error_kinds, to_call_error
 from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import Family
 from kvref_conformance.families.rows.input_rows import NEAR, largest
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_same, may_raise, raises, reads, true
-from kvref_conformance.testlib.fixtures import new, refused, round_to_input_dtype, supports
-from kvref_conformance.testlib.law_adapter import MANY_TOKENS, LawAdapter, filled, same_observables, tried, within_bounds
-from kvref_conformance.testlib.production_sizes import DIMS, MODELS, FilledStream, affordable, edges
-from kvref_conformance.testlib.registry import law, of_each_configuration
+from kvref_conformance.testlib.assertions import (
+    assert_equal,
+    assert_pair,
+    assert_reads,
+    assert_same,
+    assert_true,
+    may_raise,
+    raises,
+)
+from kvref_conformance.testlib.fixtures import assert_config_error, new_object, round_to_input_dtype, supports
+from kvref_conformance.testlib.law_adapter import (
+    MANY_TOKENS,
+    LawAdapter,
+    assert_counters_within_bounds,
+    assert_same_observables,
+    call_tolerating_errors,
+    fill_stream,
+)
+from kvref_conformance.testlib.production_sizes import (
+    HEAD_DIMS,
+    MODEL_SHAPES,
+    FilledStream,
+    affordable_tokens,
+    power_of_two_edges,
+)
+from kvref_conformance.testlib.registry import configuration_check, law
 
 
 @law("LAW-16")
 def append_leaves_its_arguments_unchanged(stream: LawAdapter) -> None:
     subject = stream.subject
-    subject.in_this_process()
+    subject.require_same_process()
     given = stream.tokens(subject.size("tokens", 5))
-    stream.need_room(len(given[0]))
-    keys, values = (stream.laid_out(part) for part in given)
-    own_keys, own_values = subject.own(keys), subject.own(values)
-    stream.give(own_keys, own_values)
+    stream.require_room(len(given[0]))
+    keys, values = (stream.to_cache_layout(part) for part in given)
+    own_keys, own_values = subject.to_own_array(keys), subject.to_own_array(values)
+    stream.append_arrays(own_keys, own_values)
     assert_same(subject.numpy(own_keys.array), keys, "the appended keys array, after the append")
     assert_same(subject.numpy(own_values.array), values, "the appended values array, after the append")
 
 
-@law("LAW-17", "read_as_is")
+@law("LAW-17", "read_unconverted")
 def read_results_stay_after_later_calls(stream: LawAdapter) -> None:
     subject = stream.subject
-    subject.in_this_process()
-    filled(stream, 4)
-    first = stream.read_as_is()
+    subject.require_same_process()
+    fill_stream(stream, 4)
+    first = stream.read_unconverted()
     before = [subject.numpy(part) for part in first]
     stream.append(*stream.tokens(5))
-    stream.read_as_is()
-    for change in (partial(stream.overwrite, *stream.tokens(4)), stream.forget):
+    stream.read_unconverted()
+    for change in (partial(stream.overwrite, *stream.tokens(4)), stream.clear):
         with suppress(NotOffered):
             change()
     stream.append(*stream.tokens(4))
-    stream.read_as_is()
+    stream.read_unconverted()
     for name, part, was in zip(("keys", "values"), first, before, strict=True):
         assert_same(subject.numpy(part), was, f"{name} that an earlier read returned, after later writes and reads")
 
 
 @law("FMT-LEVEL-04b")
 def append_of_float64_raises(stream: LawAdapter) -> None:
-    filled(stream, 2)
-    before = stream.observe()
-    keys, values = (stream.laid_out(part) for part in stream.tokens(1))
+    fill_stream(stream, 2)
+    before = stream.all_observables()
+    keys, values = (stream.to_cache_layout(part) for part in stream.tokens(1))
     wide_keys, wide_values = (part.astype(np.float64) for part in (keys, values))
     for pair in ((wide_keys, wide_values), (keys, wide_values), (wide_keys, values)):
         with raises("DtypeMismatch"):
-            stream.give(*pair)
-        same_observables(stream.observe(), before, "after a float64 array was rejected")
+            stream.append_arrays(*pair)
+        assert_same_observables(stream.all_observables(), before, "after a float64 array was rejected")
 
 
-@law("FMT-LEVEL-05", "quantizing")
+@law("FMT-LEVEL-05", "quantizing_streams")
 def accepted_tokens_read_back_finite(stream: LawAdapter) -> None:
     subject = stream.subject
-    for quantizing in stream.quantizing():
+    for quantizing in stream.quantizing_streams():
         token = round_to_input_dtype(subject, np.full((1, subject.heads, subject.dim), NEAR[0] * largest(subject)))
         token[0, 0, 0] = largest(subject)
         with may_raise("NonFinite"):
             quantizing.append(token, token)
             for part in quantizing.read():
                 what = f"a token with the largest {subject.dtype} value, in a cache of {quantizing.config}"
-                true(np.isfinite(part).all(), what, "finite values, or NonFinite", part.tolist())
+                assert_true(np.isfinite(part).all(), what, "finite values, or NonFinite", part.tolist())
 
 
 # Checks of LAW-19: no call, valid or not, brings a count out of its bounds.
@@ -86,13 +107,13 @@ def accepted_tokens_read_back_finite(stream: LawAdapter) -> None:
 TOKENS = 11, 29  # the number appended first, and the largest number after all calls
 
 
-@law("LAW-19", "wrong_use", "counters")
+@law("LAW-19", "invalid_calls", "counters")
 def counters_stay_within_bounds(stream: LawAdapter) -> None:
     stream.append(*stream.tokens(TOKENS[0]))
-    for name, args in stream.wrong_use():
-        tried(getattr(stream.cache, name), *args)
+    for name, args in stream.invalid_calls():
+        call_tolerating_errors(getattr(stream.cache, name), *args)
         shown = ", ".join(str(arg) for arg in args if isinstance(arg, int))
-        within_bounds(stream.counters(sum(TOKENS)), f"{name}({shown})")
+        assert_counters_within_bounds(stream.counters(sum(TOKENS)), f"{name}({shown})")
 
 
 # Checks of LAW-01, LAW-10, LAW-11 and LAW-12: invalid calls raise the right error and change no observable.
@@ -100,44 +121,46 @@ def counters_stay_within_bounds(stream: LawAdapter) -> None:
 
 @law("LAW-10")
 def append_of_a_wrong_shape_raises(stream: LawAdapter) -> None:
-    filled(stream)
-    before = stream.observe()
+    fill_stream(stream)
+    before = stream.all_observables()
     for keys, values in stream.wrong_shapes():
         with raises("ShapeMismatch"):
-            stream.give(keys, values)
-        same_observables(stream.observe(), before, f"after rejected keys {list(keys.shape)}, values {list(values.shape)}")
+            stream.append_arrays(keys, values)
+        assert_same_observables(
+            stream.all_observables(), before, f"after rejected keys {list(keys.shape)}, values {list(values.shape)}"
+        )
 
 
-@law("LAW-10", "other_ways_in")
+@law("LAW-10", "other_array_calls")
 def other_operations_reject_wrong_shapes(stream: LawAdapter) -> None:
-    filled(stream)
-    before, tried = stream.observe(), 0
-    for method, calls in stream.other_ways_in().items():
+    fill_stream(stream)
+    before, tried = stream.all_observables(), 0
+    for method, calls in stream.other_array_calls().items():
         for arguments in calls:
             with suppress(NotOffered):
                 with raises("ShapeMismatch"):
                     getattr(stream.cache, method)(*arguments)
                 tried += 1
-            same_observables(stream.observe(), before, f"after {method} rejected a wrong shape")
+            assert_same_observables(stream.all_observables(), before, f"after {method} rejected a wrong shape")
     if not tried:
         raise NotOffered("another operation that appends arrays")
 
 
-@law("LAW-11", "out_of_range")
+@law("LAW-11", "out_of_range_calls")
 def arguments_out_of_range_raise(stream: LawAdapter) -> None:
-    filled(stream)
-    before = stream.observe()
-    for kind, method, arguments in stream.out_of_range():
+    fill_stream(stream)
+    before = stream.all_observables()
+    for kind, method, arguments in stream.out_of_range_calls():
         with suppress(NotOffered), raises(kind):
             getattr(stream.cache, method)(*arguments)
-        same_observables(stream.observe(), before, f"after {method} raised {kind}")
+        assert_same_observables(stream.all_observables(), before, f"after {method} raised {kind}")
 
 
 @law("LAW-01")
 def calls_that_raise_change_nothing(stream: LawAdapter) -> None:
     """A call that raises no such error breaks other clauses. It is left out, and the rest begins again in a new stream."""
-    stream, keys, values = filled(stream)
-    before, left_out = stream.observe(), set[int]()
+    stream, keys, values = fill_stream(stream)
+    before, left_out = stream.all_observables(), set[int]()
     while True:
         results = dict[int, bool | None]()
         for i, call in enumerate(_invalid_calls(stream)):
@@ -148,15 +171,15 @@ def calls_that_raise_change_nothing(stream: LawAdapter) -> None:
                 break
         else:
             break
-        stream, keys, values = filled(stream.fresh())
-        before = stream.observe()
+        stream, keys, values = fill_stream(stream.new_cache())
+        before = stream.all_observables()
     if True not in results.values():
         raise NotOffered("an invalid call that raises an error of the specification")
-    same_observables(stream.observe(), before, "after invalid calls")
+    assert_same_observables(stream.all_observables(), before, "after invalid calls")
     more = stream.tokens(2)
     stream.append(*more)
     want = [np.concatenate([a, b]) for a, b in zip((keys, values), more, strict=True)]
-    reads(stream.subject, stream.read(), stream.expected(*want), "tokens appended after invalid calls")
+    assert_reads(stream.subject, stream.read(), stream.expected(*want), "tokens appended after invalid calls")
 
 
 def _is_rejected(call: Callable[[], Any]) -> bool | None:
@@ -165,19 +188,22 @@ def _is_rejected(call: Callable[[], Any]) -> bool | None:
         call()
     except NotOffered:
         return None
-    except Broken:
+    except ClauseViolation:
         raise
     except Exception as error:
-        refused_whole(error)
-        return error_of(error).kind in KNOWN_KINDS
+        require_unsplit_error(error)
+        return to_call_error(error).kind in KNOWN_KINDS
     return False
 
 
 def _invalid_calls(stream: LawAdapter) -> list[Callable[[], Any]]:
     """Returns calls with wrong shapes, values out of range and a wrong dtype."""
-    calls = [partial(stream.give, keys, values) for keys, values in stream.wrong_shapes()]
-    calls += [partial(_call, stream, method, arguments) for _, method, arguments in stream.out_of_range()]
-    return [*calls, partial(stream.give, *(stream.laid_out(part).astype(np.float64) for part in stream.tokens(1)))]
+    calls = [partial(stream.append_arrays, keys, values) for keys, values in stream.wrong_shapes()]
+    calls += [partial(_call, stream, method, arguments) for _, method, arguments in stream.out_of_range_calls()]
+    return [
+        *calls,
+        partial(stream.append_arrays, *(stream.to_cache_layout(part).astype(np.float64) for part in stream.tokens(1))),
+    ]
 
 
 def _call(stream: LawAdapter, method: str, arguments: tuple[Any, ...]) -> None:
@@ -187,16 +213,16 @@ def _call(stream: LawAdapter, method: str, arguments: tuple[Any, ...]) -> None:
 BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, None, "2")
 
 
-@of_each_configuration("LAW-12a")
+@configuration_check("LAW-12a")
 def new_with_invalid_sizes_raises(subject: Subject, family: Family) -> None:
-    new(subject, family.name)
+    new_object(subject, family.name)
     tried = 0
     for name, value in family.small.items():
         sizes = BAD_SIZES[1:] if name in family.may_be_zero else BAD_SIZES
         bad_values = ("float7", "", None, "int8", "float16") if isinstance(value, str) else sizes
         for bad in (bad for bad in bad_values if bad not in family.formats.get(name, ())):
             with suppress(NotOffered):
-                refused(subject, family.name, **{name: bad})
+                assert_config_error(subject, family.name, **{name: bad})
                 tried += 1
     if not tried:
         raise NotOffered("a factory that accepts sizes")
@@ -207,20 +233,20 @@ FEW = 3  # values to try at each end of a list of allowed values
 LARGEST = 64  # times the size that checks use by default; larger sizes would need too much memory
 
 
-@of_each_configuration("LAW-12b")
+@configuration_check("LAW-12b")
 def new_accepts_every_size_within_the_limits(subject: Subject, family: Family) -> None:
-    default = new(subject, family.name).config
+    default = new_object(subject, family.name).config
     for name in family.small:
         for value in _at_the_edges(subject, family, name, default[name]):
             with suppress(NotOffered):  # the format is not provided, or the sizes are not valid together
-                new(subject, family.name, **{name: value})
+                new_object(subject, family.name, **{name: value})
 
 
 def _at_the_edges(subject: Subject, family: Family, name: str, default: Any) -> list[Any]:
     """Returns values that the limits allow, without `default`, the value that checks use by default."""
     if name in family.formats:
         return [each for each in family.formats[name] if supports(subject, name, each)]
-    limit = subject.limits.of(family.name, name)
+    limit = subject.limits.limit(family.name, name)
     ends = sorted(limit.among)
     wanted = {*ends[:FEW], *ends[-FEW:], *ODD_SIZES, limit.least + 1, limit.most or default}
     wanted |= {0} if name in family.may_be_zero else set()
@@ -235,88 +261,88 @@ NO_CACHE = b"not a cache at all, but a text of some length, as a person would wr
 
 
 def assert_same_tokens(stream: LawAdapter, other: LawAdapter, when: str) -> None:
-    """Raises Broken unless two streams have the same length and read the same bits."""
+    """Raises ClauseViolation unless two streams have the same length and read the same bits."""
     assert_equal(len(stream), len(other), f"number of tokens {when}")
     assert_pair(stream.read(), other.read(), f"the tokens {when}")
 
 
-@law("MOVE-01ac", "saved_as_is")
+@law("MOVE-01ac", "save_unconverted")
 def load_restores_what_was_saved(stream: LawAdapter) -> None:
-    filled(stream)
-    loaded = stream.fresh()
-    loaded.load(stream.saved())
-    loaded.taken = stream.taken
-    same_observables(loaded.contents(), stream.contents(), "after load into another cache")
+    fill_stream(stream)
+    loaded = stream.new_cache()
+    loaded.load(stream.save())
+    loaded.num_appended = stream.num_appended
+    assert_same_observables(loaded.contents(), stream.contents(), "after load into another cache")
     more = stream.tokens(3)
     for each in (stream, loaded):
         each.append(*more)
     assert_same_tokens(loaded, stream, "after load and an append of 3")
 
 
-@law("MOVE-01cd", "saved_as_is")
+@law("MOVE-01cd", "save_unconverted")
 def load_replaces_the_contents(stream: LawAdapter) -> None:
-    filled(stream, 5)
-    loaded, _, _ = filled(stream.fresh())
-    loaded.load(stream.saved())
-    loaded.taken = stream.taken
+    fill_stream(stream, 5)
+    loaded, _, _ = fill_stream(stream.new_cache())
+    loaded.load(stream.save())
+    loaded.num_appended = stream.num_appended
     assert_same_tokens(loaded, stream, "after load into a cache with more tokens")
     for each in (stream, loaded):
-        each.forget()
+        each.clear()
     assert_same_tokens(loaded, stream, "after load and clear")
 
 
-@law("LAW-08", "saved_as_is")
+@law("LAW-08", "save_unconverted")
 def loaded_data_may_be_overwritten(stream: LawAdapter) -> None:
-    stream.subject.in_this_process()
-    filled(stream)
-    loaded, data = stream.fresh(), stream.subject.own(stream.saved())
+    stream.subject.require_same_process()
+    fill_stream(stream)
+    loaded, data = stream.new_cache(), stream.subject.to_own_array(stream.save())
     loaded.load(data)
-    loaded.taken = stream.taken
+    loaded.num_appended = stream.num_appended
     data.fill(77)
     assert_same_tokens(loaded, stream, "after load, when the data was overwritten")
 
 
-@law("MOVE-01b", "saved_as_is", "in_formats")
+@law("MOVE-01b", "save_unconverted", "scaled_format_streams")
 def save_and_load_do_not_quantize_again(stream: LawAdapter) -> None:
-    for each in stream.in_formats():
-        filled(each, 5)
-        loaded, again = each.fresh(**each.config), each.fresh(**each.config)
-        loaded.load(each.saved())
-        again.load(loaded.saved())
+    for each in stream.scaled_format_streams():
+        fill_stream(each, 5)
+        loaded, again = each.new_cache(**each.config), each.new_cache(**each.config)
+        loaded.load(each.save())
+        again.load(loaded.save())
         for other, times in ((loaded, "after load"), (again, "after load, save and load")):
             assert_same_tokens(other, each, f"of {each.config} {times}")
 
 
-@law("MOVE-02a", "saved_as_is")
+@law("MOVE-02a", "save_unconverted")
 def load_ignores_sizes_that_do_not_matter(stream: LawAdapter) -> None:
-    filled(stream)
-    other = stream.elsewhere()
-    other.need_room(MANY_TOKENS)
-    other.load(stream.saved())
+    fill_stream(stream)
+    other = stream.loading_stream()
+    other.require_room(MANY_TOKENS)
+    other.load(stream.save())
     assert_same_tokens(other, stream, f"after load into a cache of {other.config}, saved from one of {stream.config}")
 
 
-@law("MOVE-02b", "saved_as_is")
+@law("MOVE-02b", "save_unconverted")
 def load_of_another_shape_raises(stream: LawAdapter) -> None:
-    filled(stream, 3)
-    data, tried = stream.saved(), 0
-    for other in stream.unlike():
+    fill_stream(stream, 3)
+    data, tried = stream.save(), 0
+    for other in stream.incompatible_streams():
         tried += 1
         other.append(*other.tokens(2))
-        before = other.observe()
+        before = other.all_observables()
         with raises("ConfigError"):
             other.load(data)
-        same_observables(other.observe(), before, f"of {other.config}, after a rejected load of {stream.config}")
+        assert_same_observables(other.all_observables(), before, f"of {other.config}, after a rejected load of {stream.config}")
     if not tried:
         raise NotOffered("a cache of another shape")
 
 
-@law("MOVE-03a", "saved_as_is")
+@law("MOVE-03a", "save_unconverted")
 def load_of_a_damaged_file_changes_nothing(stream: LawAdapter) -> None:
-    filled(stream, 4)
-    data = stream.saved()
+    fill_stream(stream, 4)
+    data = stream.save()
     stream.append(*stream.tokens(2))
-    before = stream.observe()
+    before = stream.all_observables()
     places = np.unique(np.linspace(0, len(data) - 1, FLIPPED).astype(int))
     for place in places.tolist():
         changed = data.copy()
@@ -324,12 +350,12 @@ def load_of_a_damaged_file_changes_nothing(stream: LawAdapter) -> None:
         assert_load_is_rejected(stream, changed, before, f"of {len(data)} bytes with byte {place} changed")
 
 
-@law("MOVE-03bc", "saved_as_is")
+@law("MOVE-03bc", "save_unconverted")
 def load_of_a_truncated_file_changes_nothing(stream: LawAdapter) -> None:
-    filled(stream, 4)
-    data = stream.saved()
+    fill_stream(stream, 4)
+    data = stream.save()
     stream.append(*stream.tokens(2))
-    before, end = stream.observe(), len(data)
+    before, end = stream.all_observables(), len(data)
     for length in dict.fromkeys((0, 1, min(8, end - 1), end // 3, end * 2 // 3, end - 1)):
         assert_load_is_rejected(stream, data[:length], before, f"of the first {length} of {end} bytes")
     assert_load_is_rejected(stream, np.concatenate([data, data[-4:]]), before, "of a file with 4 more bytes")
@@ -342,36 +368,36 @@ def load_of_a_truncated_file_changes_nothing(stream: LawAdapter) -> None:
 def assert_load_is_rejected(stream: LawAdapter, data: NDArray, before: dict[str, Any], what: str) -> None:
     with raises(*REFUSED):
         stream.load(data)
-    same_observables(stream.observe(), before, f"after a rejected load {what}")
+    assert_same_observables(stream.all_observables(), before, f"after a rejected load {what}")
 
 
-@law("MOVE-04a", "saved_as_is")
+@law("MOVE-04a", "save_unconverted")
 def save_changes_nothing(stream: LawAdapter) -> None:
-    filled(stream, 5)
-    before = stream.observe()
-    stream.saved()
-    same_observables(stream.observe(), before, "after save")
+    fill_stream(stream, 5)
+    before = stream.all_observables()
+    stream.save()
+    assert_same_observables(stream.all_observables(), before, "after save")
 
 
-@law("MOVE-04b", "saved_as_is")
+@law("MOVE-04b", "save_unconverted")
 def saved_data_excludes_later_writes(stream: LawAdapter) -> None:
-    filled(stream, 5)
-    before, data = stream.contents(), OwnArray(stream.saved_as_is())
+    fill_stream(stream, 5)
+    before, data = stream.contents(), OwnArray(stream.save_unconverted())
     stream.append(*stream.tokens(3))
-    stream.forget()
+    stream.clear()
     stream.append(*stream.tokens(6))
-    stream.saved()  # must not change `data`
+    stream.save()  # must not change `data`
     stream.load(data)
-    stream.taken = 5
-    same_observables(stream.contents(), before, "after load of a file saved before other tokens were written")
+    stream.num_appended = 5
+    assert_same_observables(stream.contents(), before, "after load of a file saved before other tokens were written")
 
 
-@law("MOVE-07", "saved_as_is")
+@law("MOVE-07", "save_unconverted")
 def load_of_an_empty_cache_empties_the_cache(stream: LawAdapter) -> None:
-    nothing = stream.saved()
-    full, keys, values = filled(stream.fresh(), 5)
+    nothing = stream.save()
+    full, keys, values = fill_stream(stream.new_cache(), 5)
     full.load(nothing)
-    full.taken = 0
+    full.num_appended = 0
     assert_equal(len(full), 0, "number of tokens after load of an empty cache")
     assert_same_tokens(full, stream, "after load of an empty cache")
     for each in (full, stream):
@@ -387,26 +413,26 @@ HUNDREDS = 300  # tokens, or owners: more than fit in a byte
 
 def new_filled_stream(stream: LawAdapter, tokens: int, heads: int, dim: int) -> FilledStream:
     """Returns an empty stream of a new cache with room for `tokens` tokens of these sizes, or of the nearest allowed sizes."""
-    return FilledStream(stream.fresh(**stream.sizes_for(tokens), num_kv_heads=heads, head_dim=dim))
+    return FilledStream(stream.new_cache(**stream.sizes_for(tokens), num_kv_heads=heads, head_dim=dim))
 
 
 @law("LAW-18", "sizes_for")
 def appends_at_powers_of_two_keep_every_token(stream: LawAdapter) -> None:
     long = new_filled_stream(stream, LONG, 1, 64)
-    for length in edges(affordable(stream.subject, long.room)):
-        long.up_to(length)
+    for length in power_of_two_edges(affordable_tokens(stream.subject, long.room)):
+        long.fill_to(length)
         if length < 300:  # a token that is lost later is still lost at the last look
-            long.look()
-    long.look()
+            long.assert_content()
+    long.assert_content()
 
 
 @law("LAW-18", "sizes_for")
 def rows_of_any_width_are_stored_whole(stream: LawAdapter) -> None:
-    for dim in DIMS:
+    for dim in HEAD_DIMS:
         wide = new_filled_stream(stream, 64, 3, dim)
         for count in (33, 7):
             wide.append(count)
-            wide.look()
+            wide.assert_content()
 
 
 @law("LAW-18", "sizes_for")
@@ -415,29 +441,29 @@ def hundreds_of_single_appends_keep_every_token(stream: LawAdapter) -> None:
     for length in range(1, min(HUNDREDS, growing.room) + 1):
         growing.append(1)
         if length % 64 in (0, 1):
-            growing.look()
-    growing.look()
+            growing.assert_content()
+    growing.assert_content()
 
 
 @law("LAW-18", "sizes_for")
 def hundreds_of_sequences_reuse_the_memory(stream: LawAdapter) -> None:
     passing = new_filled_stream(stream, 64, 2, 64)
     for number in range(HUNDREDS):
-        passing.append(affordable(stream.subject, 17 + number % 16, HUNDREDS))
+        passing.append(affordable_tokens(stream.subject, 17 + number % 16, HUNDREDS))
         if number % 50 in (0, 49):
-            passing.look()
-        passing.forget()
+            passing.assert_content()
+        passing.clear()
     passing.append(20)
-    passing.look()
+    passing.assert_content()
 
 
 @law("LAW-18", "sizes_for", real=True)
 def caches_of_model_sizes_keep_every_token(stream: LawAdapter) -> None:
-    for heads, dim in MODELS:
+    for heads, dim in MODEL_SHAPES:
         model = new_filled_stream(stream, 2100, heads, dim)
         for count in (1000, 23, 1, 1, 1022, 1, 1, 1):
-            model.append(affordable(stream.subject, count, len(MODELS)))
-        model.look()
+            model.append(affordable_tokens(stream.subject, count, len(MODEL_SHAPES)))
+        model.assert_content()
 
 
 @law("LAW-18", "sizes_for", real=True)
@@ -446,8 +472,8 @@ def thousands_of_single_appends_keep_every_token(stream: LawAdapter) -> None:
     while growing.count < min(growing.room, LONG):
         growing.append(1)
         if growing.count % 1024 in (0, 1):
-            growing.look()
-    growing.look()
+            growing.assert_content()
+    growing.assert_content()
 
 
 # Checks of LAW on every family, through its law adapter.
@@ -457,138 +483,142 @@ def thousands_of_single_appends_keep_every_token(stream: LawAdapter) -> None:
 def keys_and_values_are_stored_separately(stream: LawAdapter) -> None:
     keys, values = stream.tokens(MANY_TOKENS)
     stream.append(keys, np.zeros_like(values))
-    reads(stream.subject, stream.read(), stream.expected(keys, np.zeros_like(values)), "tokens whose values are all zero")
+    assert_reads(stream.subject, stream.read(), stream.expected(keys, np.zeros_like(values)), "tokens whose values are all zero")
 
 
 @law("LAW-02a")
 def caches_are_independent(stream: LawAdapter) -> None:
-    first, keys, values = filled(stream)
-    second, _, _ = filled(stream.fresh())
+    first, keys, values = fill_stream(stream)
+    second, _, _ = fill_stream(stream.new_cache())
     second.append(*stream.tokens(2))
-    reads(stream.subject, first.read(), first.expected(keys, values), "a cache, after another cache was filled")
+    assert_reads(stream.subject, first.read(), first.expected(keys, values), "a cache, after another cache was filled")
 
 
 @law("LAW-04")
 def reads_return_what_was_written(stream: LawAdapter) -> None:
-    _, keys, values = filled(stream)
+    _, keys, values = fill_stream(stream)
     assert_equal(len(stream), MANY_TOKENS, f"number of tokens after appends of {MANY_TOKENS}")
-    reads(stream.subject, stream.read(), stream.expected(keys, values), f"the tokens after appends of {MANY_TOKENS}")
+    assert_reads(stream.subject, stream.read(), stream.expected(keys, values), f"the tokens after appends of {MANY_TOKENS}")
     more_keys, more_values = stream.tokens(3)
     stream.append(more_keys, more_values)
     all_keys, all_values = np.concatenate([keys, more_keys]), np.concatenate([values, more_values])
-    reads(stream.subject, stream.read(), stream.expected(all_keys, all_values), f"the tokens after appends of {MANY_TOKENS + 3}")
+    assert_reads(
+        stream.subject, stream.read(), stream.expected(all_keys, all_values), f"the tokens after appends of {MANY_TOKENS + 3}"
+    )
 
 
 @law("LAW-05b")
 def cleared_tokens_cannot_be_read(stream: LawAdapter) -> None:
-    filled(stream)
-    stream.forget()
+    fill_stream(stream)
+    stream.clear()
     assert_equal(len(stream), 0, "number of tokens after clear or drop")
     keys, values = stream.tokens(2)
     stream.append(keys, values)
-    reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens appended after clear or drop")
+    assert_reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens appended after clear or drop")
 
 
 @law("LAW-06")
 def appends_in_chunks_equal_one_append(stream: LawAdapter) -> None:
-    stream.subject.need(tokens=2)
-    whole, keys, values = filled(stream, stream.subject.size("tokens", MANY_TOKENS))
+    stream.subject.require_size(tokens=2)
+    whole, keys, values = fill_stream(stream, stream.subject.size("tokens", MANY_TOKENS))
     for size in (1, 2, 4, 7):
-        pieces = stream.fresh()
+        pieces = stream.new_cache()
         for start in range(0, len(keys), size):
             pieces.append(keys[start : start + size], values[start : start + size])
-        same_observables(pieces.observe(), whole.observe(), f"after appends of {size} tokens each")
+        assert_same_observables(pieces.all_observables(), whole.all_observables(), f"after appends of {size} tokens each")
 
 
 @law("LAW-07")
 def interleaved_calls_equal_separate_calls(stream: LawAdapter) -> None:
     def run(order: str) -> list[dict[str, Any]]:
-        first = stream.fresh()
-        streams = {"a": first, "b": first.another()}
+        first = stream.new_cache()
+        streams = {"a": first, "b": first.sibling()}
         done = {"a": 0, "b": 0}
         for name in order:
             rows, at = given[name], done[name]
             streams[name].append(rows[0][at : at + 2], rows[1][at : at + 2])
             done[name] += 2
-        return [each.observe() for each in streams.values()]
+        return [each.all_observables() for each in streams.values()]
 
     given = {"a": stream.tokens(8), "b": stream.tokens(8)}
     in_turn = run("aaaabbbb")
     for order in ("abababab", "bbaabbaa"):
         for got, want in zip(run(order), in_turn, strict=True):
-            same_observables(got, want, f"after calls in the order {order}")
+            assert_same_observables(got, want, f"after calls in the order {order}")
 
 
 @law("LAW-08")
 def appended_arrays_may_be_overwritten(stream: LawAdapter) -> None:
-    stream.subject.in_this_process()
+    stream.subject.require_same_process()
     keys, values = stream.tokens(stream.subject.size("tokens", MANY_TOKENS))
-    stream.need_room(len(keys))
-    own_keys, own_values = (stream.subject.own(stream.laid_out(part)) for part in (keys, values))
-    stream.give(own_keys, own_values)
+    stream.require_room(len(keys))
+    own_keys, own_values = (stream.subject.to_own_array(stream.to_cache_layout(part)) for part in (keys, values))
+    stream.append_arrays(own_keys, own_values)
     own_keys.fill(77.0)
     own_values.fill(77.0)
-    reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten later")
+    assert_reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten later")
 
 
 @law("LAW-09")
 def equal_calls_return_equal_bits(stream: LawAdapter) -> None:
-    first, keys, values = filled(stream)
-    second = stream.fresh()
+    first, keys, values = fill_stream(stream)
+    second = stream.new_cache()
     second.append(keys, values)
-    same_observables(second.observe(), first.observe(), "after the same calls on a second cache")
+    assert_same_observables(second.all_observables(), first.all_observables(), "after the same calls on a second cache")
 
 
 @law("LAW-13ab")
 def append_of_no_tokens_changes_nothing(stream: LawAdapter) -> None:
     for count in (0, MANY_TOKENS):
-        empty = stream.fresh()
+        empty = stream.new_cache()
         empty.append(*stream.tokens(count))
-        before = empty.observe()
+        before = empty.all_observables()
         empty.append(*stream.tokens(0))
-        same_observables(empty.observe(), before, f"after an append of 0 tokens to {count}")
+        assert_same_observables(empty.all_observables(), before, f"after an append of 0 tokens to {count}")
 
 
 @law("LAW-14")
 def non_finite_tokens_never_read_back_finite(stream: LawAdapter) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         for which in ("keys", "values"):
-            stream, _, _ = filled(stream.fresh(), 2)
+            stream, _, _ = fill_stream(stream.new_cache(), 2)
             rows = dict(zip(("keys", "values"), stream.tokens(1), strict=True))
             rows[which][0, -1, -1] = bad
-            before = stream.observe()
+            before = stream.all_observables()
             try:
                 stream.append(rows["keys"], rows["values"])
             except NotOffered:
                 raise
             except Exception as error:
-                if "NonFinite" not in kinds_of(error):
-                    raise Broken(f"{bad} in {which}", "NonFinite or no error", f"{type(error).__name__}: {error}") from error
-                same_observables(stream.observe(), before, f"after {bad} was rejected")
+                if "NonFinite" not in error_kinds(error):
+                    raise ClauseViolation(
+                        f"{bad} in {which}", "NonFinite or no error", f"{type(error).__name__}: {error}"
+                    ) from error
+                assert_same_observables(stream.all_observables(), before, f"after {bad} was rejected")
                 continue
             got = stream.read()[0 if which == "keys" else 1][-1, -1, -1]
             if np.isfinite(got):
-                raise Broken(f"{which} that were appended with {bad}", "a value that is not finite", repr(float(got)))
+                raise ClauseViolation(f"{which} that were appended with {bad}", "a value that is not finite", repr(float(got)))
 
 
 @law("LAW-15")
 def append_accepts_views(stream: LawAdapter) -> None:
     subject = stream.subject
-    subject.in_this_process("views of memory")
+    subject.require_same_process("views of memory")
 
     def strided(array: NDArray) -> OwnArray:
         wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, np.float32)
         wide[..., ::2, ::2] = array
-        return OwnArray(subject.own(wide).array[..., ::2, ::2])
+        return OwnArray(subject.to_own_array(wide).array[..., ::2, ::2])
 
     def transposed(array: NDArray) -> OwnArray:
-        turned = subject.own(np.ascontiguousarray(np.swapaxes(array, -1, -2))).array
+        turned = subject.to_own_array(np.ascontiguousarray(np.swapaxes(array, -1, -2))).array
         if not hasattr(turned, "mT"):
             raise NotOffered("transposed views (.mT)")
         return OwnArray(turned.mT)
 
     for view in (strided, transposed):
-        fresh, (keys, values) = stream.fresh(), stream.tokens(subject.size("tokens", MANY_TOKENS))
-        fresh.need_room(len(keys))
-        fresh.give(view(fresh.laid_out(keys)), view(fresh.laid_out(values)))
-        reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens appended as {view.__name__} views")
+        fresh, (keys, values) = stream.new_cache(), stream.tokens(subject.size("tokens", MANY_TOKENS))
+        fresh.require_room(len(keys))
+        fresh.append_arrays(view(fresh.to_cache_layout(keys)), view(fresh.to_cache_layout(values)))
+        assert_reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens appended as {view.__name__} views")

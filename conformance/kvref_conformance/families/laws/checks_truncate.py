@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises, reads
+from kvref_conformance.exceptions import NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_reads, raises
 from kvref_conformance.testlib.fixtures import round_to_input_dtype
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.law_adapter import TRUNCATABLE, LawAdapter, filled, same_observables
-from kvref_conformance.testlib.production_sizes import FilledStream, affordable, edges
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.law_adapter import TRUNCATABLE, LawAdapter, assert_same_observables, fill_stream
+from kvref_conformance.testlib.production_sizes import FilledStream, affordable_tokens, power_of_two_edges
 from kvref_conformance.testlib.registry import law
 
 LOUD, QUIET = 2.0**8, 2.0**-8  # factors: the removed tokens would dominate, or lie below, any scale that they share with others
@@ -28,28 +28,30 @@ def truncatable(stream: LawAdapter, tokens: int = TRUNCATABLE) -> Iterator[LawAd
 @law("EDIT-01ac", "truncatable")
 def truncate_keeps_the_first_tokens(stream: LawAdapter) -> None:
     for cache in truncatable(stream):
-        _, keys, values = filled(cache, 7)
+        _, keys, values = fill_stream(cache, 7)
         for length in (6, 3, 2, 0):
             before = cache.read()
             cache.truncate(length)
             when = f"after truncate({length}), with {cache.config}"
             assert_equal(len(cache), length, f"length {when}")
             assert_pair(cache.read(), (before[0][:length], before[1][:length]), f"tokens {when}, compared with before")
-            reads(cache.subject, cache.read(), cache.expected(keys[:length], values[:length]), f"tokens {when}")
+            assert_reads(cache.subject, cache.read(), cache.expected(keys[:length], values[:length]), f"tokens {when}")
 
 
 @law("EDIT-02ab", "truncatable")
 def truncate_past_the_end_raises(stream: LawAdapter) -> None:
     for cache in truncatable(stream):
-        filled(cache, 5)
-        before = cache.observe()
+        fill_stream(cache, 5)
+        before = cache.all_observables()
         for length in cache.subject.integers(6, max(6, cache.room()), cache.room() + 1, -1, -5, -6):
             with raises("PositionOutOfRange"):
                 cache.truncate(length)
-            same_observables(cache.observe(), before, f"after truncate({length}) of 5 tokens raised PositionOutOfRange")
+            assert_same_observables(
+                cache.all_observables(), before, f"after truncate({length}) of 5 tokens raised PositionOutOfRange"
+            )
         before = cache.contents()
         cache.truncate(5)
-        same_observables(cache.contents(), before, "after truncate(5) of 5 tokens")
+        assert_same_observables(cache.contents(), before, "after truncate(5) of 5 tokens")
 
 
 @law("EDIT-03", "truncatable")
@@ -57,8 +59,8 @@ def truncated_tokens_change_no_later_result(stream: LawAdapter) -> None:
     subject = stream.subject
     for cache in truncatable(stream):
         for factor in (LOUD, QUIET):
-            cache = cache.fresh(**cache.config)
-            _, keys, values = filled(cache, 4)
+            cache = cache.new_cache(**cache.config)
+            _, keys, values = fill_stream(cache, 4)
             for draft, length, count in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # the last keeps one token of the draft
                 drafted = [round_to_input_dtype(subject, part * factor) for part in cache.tokens(draft)]
                 cache.append(*drafted)
@@ -69,11 +71,11 @@ def truncated_tokens_change_no_later_result(stream: LawAdapter) -> None:
                     np.concatenate([np.concatenate([old, new])[:length], last])
                     for old, new, last in zip((keys, values), drafted, more, strict=True)
                 )
-                other = cache.fresh(**cache.config)
+                other = cache.new_cache(**cache.config)
                 other.append(keys, values)
                 when = f"after a draft of {draft}, truncate({length}) and an append of {count}, with {cache.config}"
-                same_observables(cache.contents(), other.contents(), f"{when}, compared with a cache without the draft")
-                reads(subject, cache.read(), cache.expected(keys, values), f"tokens {when}")
+                assert_same_observables(cache.contents(), other.contents(), f"{when}, compared with a cache without the draft")
+                assert_reads(subject, cache.read(), cache.expected(keys, values), f"tokens {when}")
 
 
 @law("LAW-18", "truncatable", "sizes_for")
@@ -82,17 +84,17 @@ def truncate_works_at_any_length(stream: LawAdapter) -> None:
     for cache in truncatable(stream, 600):
         long = FilledStream(cache)
         drafts = FilledStream(cache, 1, long.written)
-        ends = edges(affordable(stream.subject, min(long.room, 600), 2) - 5)
+        ends = power_of_two_edges(affordable_tokens(stream.subject, min(long.room, 600), 2) - 5)
         for end in ends:
-            long.up_to(end)
+            long.fill_to(end)
             drafts.count = end
             drafts.append(5)
             cache.truncate(end)
-            long.look()
+            long.assert_content()
         for end in reversed(ends):
             cache.truncate(end)
             long.count = end
-            long.look()
+            long.assert_content()
 
 
 @law("LAW-20", "truncatable")
@@ -103,8 +105,8 @@ def truncate_accepts_every_integer_type(stream: LawAdapter) -> None:
         raise NotOffered(f"room for 160 tokens, where its limits leave {cache.room()}")
     keys, values = cache.tokens(110)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
-        one = cache.fresh(**cache.config)
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
+        one = cache.new_cache(**cache.config)
         one.append(keys, values)
         for time in range(3):
             yield f"truncate(100), call {time + 1}", typed.call(one.cache, "truncate", *one.truncate_arguments(100))
@@ -112,4 +114,4 @@ def truncate_accepts_every_integer_type(stream: LawAdapter) -> None:
             yield f"length after an append of 60, call {time + 1}", len(one)
         yield "160 tokens", one.read()
 
-    the_same_in_any_type(stream.subject, script)
+    assert_same_for_integer_types(stream.subject, script)

@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import kinds_of
+from kvref_conformance.calls.messages import error_kinds
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, may_raise, raises, true
-from kvref_conformance.testlib.fixtures import at_least, new
-from kvref_conformance.testlib.integer_types import REFUSED, Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.law_adapter import tried, within_bounds
+from kvref_conformance.exceptions import NotOffered
+from kvref_conformance.testlib.assertions import assert_equal, assert_true, may_raise, raises
+from kvref_conformance.testlib.fixtures import new_object, require_sizes
+from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.law_adapter import assert_counters_within_bounds, call_tolerating_errors
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.thread_stress import in_threads
+from kvref_conformance.testlib.thread_stress import run_in_threads
 
 FIRST = 2**40  # keys are hashes, which exceed 32 bits
 
@@ -26,7 +26,7 @@ class StoreFixture(Session):
     def __init__(self, subject: Subject, least: int = 1, full: bool = True) -> None:
         """least: the capacity that the check needs. Raises NotOffered if the limits do not allow it."""
         super().__init__(subject, capacity=4)
-        at_least(self.cache, capacity=least)
+        require_sizes(self.cache, capacity=least)
         self.capacity: int = self.cache.config["capacity"]
         self.keys = [FIRST + number for number in range(self.capacity)]
         self.other_keys = [FIRST - 1 - number for number in range(2 * self.capacity)]  # never stored before a check does it
@@ -135,7 +135,7 @@ def complete_store_without_a_store_in_progress_changes_nothing(subject: Subject)
 
 @check("MOVE-08c", "offload")
 def complete_store_that_raises_completes_no_key(subject: Subject) -> None:
-    store = new(subject, "offload", capacity=4)
+    store = new_object(subject, "offload", capacity=4)
     for keys in ([1, 2], [2, 1]):
         store.prepare_store([1])
         raised = True
@@ -157,14 +157,14 @@ def prepare_store_does_not_evict_a_key_being_loaded(subject: Subject) -> None:
     store.cache.prepare_load([oldest])
     for key in others[: store.capacity - 1]:
         evicted = store.evicted_for(key)
-        true(oldest not in evicted, "keys evicted", f"not {oldest}, which has a load in progress", evicted)
+        assert_true(oldest not in evicted, "keys evicted", f"not {oldest}, which has a load in progress", evicted)
         store.cache.complete_store([key])
     assert_equal(store.cache.lookup([oldest]), 1, "number of keys that lookup finds of a key with a load in progress")
     with raises("OutOfBlocks"):
         store.cache.prepare_store(others[store.capacity :])
     store.cache.complete_load([oldest])
     evicted = store.evicted_for(*others[store.capacity :])
-    true(oldest in evicted, "keys evicted after complete_load", f"{oldest} among them", evicted)
+    assert_true(oldest in evicted, "keys evicted after complete_load", f"{oldest} among them", evicted)
 
 
 @check("MOVE-09ad", "offload")
@@ -236,7 +236,7 @@ def prepare_load_that_raises_starts_no_load(subject: Subject) -> None:
 
 @check("LAW-19", "offload")
 def num_free_stays_between_zero_and_the_capacity(subject: Subject) -> None:
-    store = new(subject, "offload", capacity=3)
+    store = new_object(subject, "offload", capacity=3)
     total = store.config["capacity"]
     keys = [FIRST + number for number in range(total)]
     wrong: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [("prepare_store", store.prepare_store, (keys,))]
@@ -245,17 +245,17 @@ def num_free_stays_between_zero_and_the_capacity(subject: Subject) -> None:
     wrong += [("prepare_store", store.prepare_store, ([*keys, *keys],)), ("prepare_load", store.prepare_load, (keys,))]
     wrong += [("prepare_store", store.prepare_store, ([FIRST - 1 - number],)) for number in range(total + 2)]
     for name, call, args in wrong:
-        tried(call, *args)
-        within_bounds([("num_free", store.num_free, total)], f"{name}{args}")
+        call_tolerating_errors(call, *args)
+        assert_counters_within_bounds([("num_free", store.num_free, total)], f"{name}{args}")
 
 
 @check("LAW-20", "offload")
 def keys_are_integers_of_any_type(subject: Subject) -> None:
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         store = typed.new("offload", capacity=100)
         for keys in ([5, 100], [100, 120]):
             prepared = typed.call(store, "prepare_store", keys)
-            yield f"prepare_store({keys})", prepared if prepared == REFUSED else [list(part) for part in prepared]
+            yield f"prepare_store({keys})", prepared if prepared == RAISED else [list(part) for part in prepared]
         yield "complete_store([100])", typed.call(store, "complete_store", [100])
         yield (
             "numbers of keys that lookup finds of [100] and of [100, 5]",
@@ -263,7 +263,7 @@ def keys_are_integers_of_any_type(subject: Subject) -> None:
         )
         yield "num_free", store.num_free
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 # LAW-18: host stores of thousands of blocks.
@@ -274,7 +274,7 @@ PROMPT = 90  # number of keys per prompt
 @check("LAW-18", "offload")
 def lookup_finds_the_latest_of_thousands_of_keys(subject: Subject) -> None:
     require_lru(subject)
-    store = new(subject, "offload", capacity=3000)
+    store = new_object(subject, "offload", capacity=3000)
     total, first = store.config["capacity"], 2**52
     prompts = [list(range(start, start + PROMPT)) for start in range(first, first + 2 * total, PROMPT)]
     for keys in prompts:
@@ -320,7 +320,7 @@ def num_free_counts_the_places_without_a_key(subject: Subject) -> None:
 
 @check("MOVE-10b", "offload")
 def capacity_is_the_requested_one(subject: Subject) -> None:
-    store = new(subject, "offload")
+    store = new_object(subject, "offload")
     assert_equal(store.capacity, store.config["capacity"], "capacity")
 
 
@@ -421,13 +421,13 @@ KEYS, AT_ONCE = 12, 2  # keys in use, and loads in progress per thread
 
 @check("MOVE-13", "offload")
 def store_by_several_threads_loses_no_place(subject: Subject) -> None:
-    store = new(subject, "offload", capacity=8)
+    store = new_object(subject, "offload", capacity=8)
 
     def work(thread: int, rng: np.random.Generator) -> None:
         for number in range(60):
             _store(store, int(rng.integers(KEYS)), arrives=number % 4 != 0)
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     keys = [key for key in range(KEYS) if store.lookup([key])]
     assert_equal(store.num_free + len(keys), store.config["capacity"], "num_free plus the number of keys that lookup finds")
     assert_equal(len(set(store.places(keys))), len(keys), "number of distinct places of the keys that lookup finds")
@@ -435,7 +435,7 @@ def store_by_several_threads_loses_no_place(subject: Subject) -> None:
 
 @check("MOVE-13", "offload")
 def num_free_of_a_full_store_stays_zero_in_other_threads(subject: Subject) -> None:
-    store = new(subject, "offload", capacity=8)
+    store = new_object(subject, "offload", capacity=8)
     count = store.config["capacity"]
     store.prepare_store(list(range(count)))
     store.complete_store(list(range(count)))
@@ -449,12 +449,12 @@ def num_free_of_a_full_store_stays_zero_in_other_threads(subject: Subject) -> No
             store.prepare_store(keys)
             store.complete_store(keys)
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
 
 
 @check("MOVE-13", "offload")
 def prepare_load_protects_a_key_from_other_threads(subject: Subject) -> None:
-    store = new(subject, "offload", capacity=8)
+    store = new_object(subject, "offload", capacity=8)
 
     def work(thread: int, rng: np.random.Generator) -> None:
         loading = dict[int, list[int]]()  # keys that this thread is loading, with their places
@@ -473,7 +473,7 @@ def prepare_load_protects_a_key_from_other_threads(subject: Subject) -> None:
                 store.complete_load([loading.popitem()[0] for _ in range(AT_ONCE)])
         store.complete_load(list(loading))
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     more = [KEYS + number for number in range(store.config["capacity"])]
     store.prepare_store(more)  # no load is in progress, so every key can be evicted
     assert_equal(store.num_free, 0, "num_free after prepare_store of as many keys as there are places")
@@ -484,7 +484,7 @@ def _succeeds(kind: str, call: Callable[..., Any], *args: Any) -> bool:
     try:
         call(*args)
     except Exception as error:
-        if kind not in kinds_of(error):
+        if kind not in error_kinds(error):
             raise
         return False
     return True

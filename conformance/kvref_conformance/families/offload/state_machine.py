@@ -7,7 +7,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.offload.model import Offload
 from kvref_conformance.fuzz.base_machine import FamilyStateMachine
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 
 FIRST = 10**12  # the smallest key, larger than 32 bits can represent
 START, COUNT, WHICH = st.integers(0, 6), st.sampled_from((1, 2, 1, 3, 2, 4, 0)), st.integers(0, 5)
@@ -24,7 +24,7 @@ class OffloadStateMachine(FamilyStateMachine):
 
     @initialize(capacity=st.sampled_from((3, 2, 4, 3, 1, 5, 0)))
     def new(self, capacity: int) -> None:
-        self.make(capacity=capacity)
+        self.make_object(capacity=capacity)
 
     @property
     def model(self) -> Offload:
@@ -77,7 +77,7 @@ class OffloadStateMachine(FamilyStateMachine):
     @rule(which=WHICH, twice=st.sampled_from((False, False, True)))
     def load(self, which: int, twice: bool) -> None:
         if keys := self.pick(sorted(self.model.ready), which):
-            self.ask("lookup", self.objects[0], keys=keys)
+            self.call_quietly("lookup", self.objects[0], keys=keys)
             self.call("prepare_load", self.objects[0], keys=keys)
             if twice:
                 self.call("prepare_load", self.objects[0], keys=keys[-1:])
@@ -127,17 +127,17 @@ class OffloadStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(start=START)
     def ask_where_it_lies(self, start: int) -> None:
-        self.ask("places", self.objects[0], keys=run_of(start, 1))
+        self.call_quietly("places", self.objects[0], keys=run_of(start, 1))
 
 
 # States of a host store in which bugs are likely.
 
-refusals("offload", "OutOfBlocks", "KeyNotFound")
+register_error_states("offload", "OutOfBlocks", "KeyNotFound")
 
 
 def evicted_keys(call: ModelCall) -> list[int]:
     """The keys that a call evicted."""
-    return list(call.ok[1])
+    return list(call.result[1])
 
 
 def keys_passed_over(call: ModelCall) -> list[int]:
@@ -172,12 +172,12 @@ def eviction_passes_over_a_key_of_the_call(call: ModelCall) -> bool:
 
 @state("offload", "prepare_store")
 def a_key_is_evicted_that_was_loaded_before(call: ModelCall) -> bool:
-    return any(key in call.past.given_back for key in evicted_keys(call))
+    return any(key in call.history.freed_blocks for key in evicted_keys(call))
 
 
 @state("offload", "prepare_store")
 def some_keys_are_stored_and_some_are_new(call: ModelCall) -> bool:
-    return 0 < len(call.ok[0]) < len(call.args["keys"])
+    return 0 < len(call.result[0]) < len(call.args["keys"])
 
 
 @state("offload", "prepare_store", raising="OutOfBlocks")
@@ -218,7 +218,7 @@ def a_store_fails(call: ModelCall) -> bool:
 
 @state("offload", "complete_store")
 def a_key_whose_store_failed_is_stored(call: ModelCall) -> bool:
-    return call.args.get("success", True) and any(key in call.past.used_again for key in call.args["keys"])
+    return call.args.get("success", True) and any(key in call.history.reused_buffers for key in call.args["keys"])
 
 
 @state("offload", "touch")
@@ -228,12 +228,12 @@ def the_least_recently_used_key_is_touched(call: ModelCall) -> bool:
 
 
 def note_offload(call: ModelCall) -> None:
-    if call.raised:
+    if call.error_kind:
         return
     if call.op == "offload.complete_load":
-        call.past.given_back.update(call.args["keys"])
+        call.history.freed_blocks.update(call.args["keys"])
     elif call.op == "offload.complete_store" and not call.args.get("success", True):
-        call.past.used_again.update(call.args["keys"])
+        call.history.reused_buffers.update(call.args["keys"])
 
 
 NOTES["offload"] = note_offload

@@ -8,8 +8,8 @@ from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.families.paged.shared_table_adapter import SharedTableAdapter
 from kvref_conformance.implementation_api import Batch, BatchStep, Offsets, Query, Saved, Tables, Tokens
-from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of, scales_fit
-from kvref_conformance.testlib.sample_calls import Got, SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of, scales_fit
+from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, args, counting_rows, on_family
 
 SMALL = {
     "num_blocks": 24, "block_size": 3, "num_layers": 2, "num_kv_heads": 2, "head_dim": 5, "dtype": "float32",
@@ -32,7 +32,7 @@ FAMILY = Family(
     ),
     gives={"create": "sequence", "fork": "sequence", "save": "data"},
     several={"sequences": "sequence"},
-    formats={"dtype": (*PLAIN, *SCALED)},
+    formats={"dtype": (*PLAIN_FORMATS, *SCALED_FORMATS)},
     fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0 and scales_fit(config, "dtype"),
     may_be_zero=("num_blocks",),
     appending={"write": ("keys", "values")},
@@ -119,19 +119,19 @@ class PagedFactory(Protocol):
 # One call of each operation, for the self-test of a harness.
 
 
-def sequence(got: Got) -> Any:
+def sequence(got: ResultByName) -> Any:
     return got["paged.create"]
 
 
-def sequences(got: Got) -> Any:
+def sequences(got: ResultByName) -> Any:
     return [got["paged.create"]]
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(2, sizes.heads, sizes.dim)
-    query = rows(1, sizes.heads, sizes.dim)
-    batch = rows(1, sizes.heads, sizes.dim)
-    step = rows(sizes.layers, 1, sizes.heads, sizes.dim)
+    tokens = counting_rows(2, sizes.heads, sizes.dim)
+    query = counting_rows(1, sizes.heads, sizes.dim)
+    batch = counting_rows(1, sizes.heads, sizes.dim)
+    step = counting_rows(sizes.layers, 1, sizes.heads, sizes.dim)
     here: dict[str, Any] = {"sequence": sequence, "layer": 0}
     return {
         **on_family("paged", {

@@ -8,10 +8,10 @@ from typing import Any
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered, OperationDeclined
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import Declined, NotOffered
 from kvref_conformance.testlib.assertions import assert_equal, raises
-from kvref_conformance.testlib.fixtures import blocks_of, new, pair_of_tokens
+from kvref_conformance.testlib.fixtures import block_table_of, new_object, random_pair
 
 ENTRIES = 12  # entries of a cache, unless a check needs another number
 NO_BLOCK = -1  # in a block table: a released entry
@@ -34,9 +34,11 @@ def _layers(subject: Subject, changes: dict[str, Any]) -> int:
 
 def _made(subject: Subject, least: int, entries: int, changes: dict[str, Any], spare: int = 0) -> ObjectProxy:
     layers = _layers(subject, changes)
-    cache = new(subject, subject.family, num_blocks=entries * layers + spare, **changes)
+    cache = new_object(subject, subject.family, num_blocks=entries * layers + spare, **changes)
     if room(cache) < least:
-        raise NotOffered(f"num_blocks {least * layers}, where its limits say {subject.limits.of(subject.family, 'num_blocks')}")
+        raise NotOffered(
+            f"num_blocks {least * layers}, where its limits say {subject.limits.limit(subject.family, 'num_blocks')}"
+        )
     return cache
 
 
@@ -45,7 +47,7 @@ def to_be_filled(subject: Subject, entries: int, one_short: bool = False, **chan
     cache = just_room(subject, entries, **changes) if one_short else _made(subject, entries, entries, changes)
     if room(cache) * cache.config["block_size"] > MANY:
         raise NotOffered(
-            f"a pool small enough to fill, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}"
+            f"a pool small enough to fill, where its limits say num_blocks {subject.limits.limit(subject.family, 'num_blocks')}"
         )
     return cache
 
@@ -64,10 +66,10 @@ def reserve(subject: Subject, cache: ObjectProxy, sequence: int, entries: int) -
     count = entries * cache.config["block_size"]
     try:
         cache.ensure_capacity(sequence, count)
-    except Declined:
+    except OperationDeclined:
         length = cache.length(sequence, 0)
         row = cache.config["num_kv_heads"], cache.config["head_dim"]
-        cache.write(sequence, 0, length, *pair_of_tokens(subject, count - length, *row))
+        cache.write(sequence, 0, length, *random_pair(subject, count - length, *row))
 
 
 def tables_alone(subject: Subject) -> bool:
@@ -93,7 +95,7 @@ def write_or_ensure_capacity(
 
 
 def in_use(subject: Subject, cache: ObjectProxy, entries: Mapping[int, int], when: str) -> None:
-    """Raises Broken unless the live sequences have entries[sequence] entries each and all other blocks are free."""
+    """Raises ClauseViolation unless the live sequences have entries[sequence] entries each and all other blocks are free."""
 
     def counted() -> None:
         free = cache.config["num_blocks"] - cache.config["num_layers"] * sum(entries.values())
@@ -101,7 +103,7 @@ def in_use(subject: Subject, cache: ObjectProxy, entries: Mapping[int, int], whe
 
     def listed() -> None:
         for sequence, count in entries.items():
-            held = [sum(block != NO_BLOCK for block in blocks_of(cache, sequence, layer)) for layer in layers_of(cache)]
+            held = [sum(block != NO_BLOCK for block in block_table_of(cache, sequence, layer)) for layer in layers_of(cache)]
             assert_equal(held, [count] * len(held), f"blocks in each layer of sequence {sequence} {when}")
 
     seen = [offered(counted), offered(listed) and bool(entries)]
@@ -119,8 +121,8 @@ def offered(act: Callable[[], object]) -> bool:
 
 
 def _fill_what_is_free(subject: Subject, cache: ObjectProxy, free: int, living: int) -> None:
-    """Raises Broken unless another sequence can allocate exactly the `free` entries."""
-    subject.need(sequences=living + 1)
+    """Raises ClauseViolation unless another sequence can allocate exactly the `free` entries."""
+    subject.require_size(sequences=living + 1)
     filler = cache.create()
     reserve(subject, cache, filler, free)
     with raises("OutOfBlocks"):

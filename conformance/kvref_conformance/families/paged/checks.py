@@ -10,6 +10,7 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered, OperationDeclined
 from kvref_conformance.families.paged.block_accounting import (
     in_use,
     just_room,
@@ -24,19 +25,18 @@ from kvref_conformance.families.paged.block_accounting import (
 )
 from kvref_conformance.families.paged.fixture import PagedFixture, Pair, small_session
 from kvref_conformance.oracle.formats.small_floats import round_to
-from kvref_conformance.outcome import Declined, NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
+    assert_true,
     assert_within,
     default_scale,
     expected_attention,
-    queries,
     raises,
-    true,
+    random_queries,
 )
-from kvref_conformance.testlib.fixtures import blocks_of, new, pair_of_tokens, random_tokens
-from kvref_conformance.testlib.integer_types import REFUSED, Seen, TypedIntegers, the_same_in_any_type
+from kvref_conformance.testlib.fixtures import block_table_of, new_object, random_pair, random_tokens
+from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.registry import check
 
 
@@ -54,7 +54,7 @@ def create_returns_an_id_that_was_never_used(subject: Subject) -> None:
     for _ in range(4):
         keep = live < subject.size("sequences", 5) - 1
         ids = [cache.create() for _ in range(1 + keep)]
-        true(len({*ids}) == len(ids) and not {*ids} & used, "ids of new sequences", f"distinct ids not in {used}", ids)
+        assert_true(len({*ids}) == len(ids) and not {*ids} & used, "ids of new sequences", f"distinct ids not in {used}", ids)
         used |= {*ids}
         live += keep
         cache.drop(ids[-1])
@@ -83,7 +83,7 @@ def write_allocates_blocks_when_needed(subject: Subject) -> None:
         cache = with_room(subject, -(-most // size) + 1, block_size=size)
         sequence = cache.create()
         for count in range(1, most + 1):
-            write_or_ensure_capacity(subject, cache, sequence, 0, count - 1, *pair_of_tokens(subject, 1))
+            write_or_ensure_capacity(subject, cache, sequence, 0, count - 1, *random_pair(subject, 1))
             in_use(subject, cache, {sequence: -(-count // size)}, f"with {count} tokens and block_size {size}")
 
 
@@ -114,9 +114,9 @@ def write_without_room_allocates_nothing(subject: Subject) -> None:
     cache = to_be_filled(subject, 3, one_short=True)
     sequence, entries = cache.create(), room(cache)
     count = entries * cache.config["block_size"]
-    cache.write(sequence, 0, 0, *pair_of_tokens(subject, count))
+    cache.write(sequence, 0, 0, *random_pair(subject, count))
     with raises("OutOfBlocks"):
-        cache.write(sequence, 0, count, *pair_of_tokens(subject, 1))
+        cache.write(sequence, 0, count, *random_pair(subject, 1))
     in_use(subject, cache, {sequence: entries}, "after OutOfBlocks")
 
 
@@ -139,7 +139,7 @@ def slot_mapping_is_block_times_size_plus_offset(subject: Subject) -> None:
     size, cache = session.size, session.cache
     try:
         table = cache.block_table(sequence, 0)
-    except Declined:  # then the slots themselves show the blocks
+    except OperationDeclined:  # then the slots themselves show the blocks
         table = [slot // size for slot in cache.slot_mapping(sequence, 0, 0, length)[::size]]
     for start, count in ((0, length), (2, size + 2), (length - 1, 1), (size + 1, 0)):
         want = [table[p // size] * size + p % size for p in range(start, start + count)]
@@ -263,10 +263,10 @@ def utilization_is_the_share_of_allocated_blocks(subject: Subject) -> None:
     cache = with_room(subject, 4)
     assert_equal(cache.utilization, 0.0, "utilization of a new cache")
     sequence = cache.create()
-    write_or_ensure_capacity(subject, cache, sequence, 0, 0, *pair_of_tokens(subject, cache.config["block_size"] + 1))
+    write_or_ensure_capacity(subject, cache, sequence, 0, 0, *random_pair(subject, cache.config["block_size"] + 1))
     used, total = 2 * cache.config["num_layers"], cache.config["num_blocks"]
     got, what = cache.utilization, f"utilization with {used} of {total} blocks allocated"
-    true(abs(got - used / total) <= 2.0**-22 * used / total, what, str(used / total), got)
+    assert_true(abs(got - used / total) <= 2.0**-22 * used / total, what, str(used / total), got)
     cache.drop(sequence)
     assert_equal(cache.utilization, 0.0, "utilization after drop")
 
@@ -274,8 +274,8 @@ def utilization_is_the_share_of_allocated_blocks(subject: Subject) -> None:
 @check("PAGED-15b", "paged")
 def utilization_of_0_blocks_is_0(subject: Subject) -> None:
     if subject.size("num_blocks", 0):
-        raise NotOffered(f"a cache of 0 blocks, where its limits say {subject.limits.of('paged', 'num_blocks')}")
-    assert_equal(new(subject, subject.family, num_blocks=0).utilization, 0.0, "utilization of a cache of 0 blocks")
+        raise NotOffered(f"a cache of 0 blocks, where its limits say {subject.limits.limit('paged', 'num_blocks')}")
+    assert_equal(new_object(subject, subject.family, num_blocks=0).utilization, 0.0, "utilization of a cache of 0 blocks")
 
 
 @check("ATTN-10", "paged")
@@ -286,7 +286,7 @@ def attend_covers_the_values_that_gather_returns(subject: Subject) -> None:
     for start in (0, few):
         for sequence in sequences:
             session.write(sequence, 0, start, few)
-    query, scale, read = queries(subject, 2), default_scale(subject), session.cache.gather(sequences[-1], 0)
+    query, scale, read = random_queries(subject, 2), default_scale(subject), session.cache.gather(sequences[-1], 0)
     want, bound = expected_attention(subject, query, *read, scale=scale)
     assert_within(session.cache.attend(sequences[-1], 0, query, scale), want, bound, "attention over a sequence")
 
@@ -298,7 +298,7 @@ def write_or_append(session: PagedFixture, sequence: int, layer: int, length: in
     """Writes tokens at the end of a sequence, or appends them one at a time if there is no write operation."""
     try:
         session.write(sequence, layer, length, count)
-    except Declined:
+    except OperationDeclined:
         for _ in range(count):
             session.cache.append([sequence], layer, *session.random_tokens(1))
 
@@ -336,7 +336,7 @@ def append_writes_at_the_end_of_each_sequence(subject: Subject) -> None:
 
 @check("PAGED-16a", "paged")
 def append_writes_to_no_other_sequence(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     session, (dropped, *others) = three_sequences(subject)
     cache, layer = session.cache, session.layers[-1]
     cache.drop(dropped)
@@ -383,7 +383,7 @@ def append_step_allocates_blocks_for_every_sequence_of_the_batch(subject: Subjec
 
 
 def append_without_room(subject: Subject, append: Callable[[PagedFixture, list[int]], object]) -> None:
-    """Raises Broken unless batches that lack a block, or have an unknown sequence, raise and change nothing."""
+    """Raises ClauseViolation unless batches that lack a block, or have an unknown sequence, raise and change nothing."""
     session = PagedFixture(subject, lambda: to_be_filled(subject, 4, block_size=2))
     size, first, entries = session.size, session.cache.create(), room(session.cache)
     lengths, kinds, second = {first: entries * size - 1}, ["SequenceNotFound"], first
@@ -434,11 +434,11 @@ def lengths_returns_the_length_of_each_sequence(subject: Subject) -> None:
 def block_tables_pads_short_tables_with_minus_one(subject: Subject) -> None:
     session, sequences = three_sequences(subject, block_size=2)
     for layer in session.layers:
-        tables = {sequence: blocks_of(session.cache, sequence, layer) for sequence in sequences}
+        tables = {sequence: block_table_of(session.cache, sequence, layer) for sequence in sequences}
         for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0, 0)):
             got = np.asarray(session.cache.block_tables(batch, layer))
             most = max(len(tables[sequence]) for sequence in batch)
-            true(got.shape == (len(batch), most), f"shape of block_tables of {batch}", str((len(batch), most)), got.shape)
+            assert_true(got.shape == (len(batch), most), f"shape of block_tables of {batch}", str((len(batch), most)), got.shape)
             padded = [tables[sequence] + [-1] * (most - len(tables[sequence])) for sequence in batch]
             assert_equal(got.tolist(), padded, f"block_tables of {batch}")
 
@@ -450,7 +450,7 @@ def interleaved_sequences(subject: Subject) -> tuple[ObjectProxy, dict[int, Pair
     """Returns a cache with sequences whose blocks interleave, and the tokens of each in layer 0."""
     cache, size = with_room(subject, 4 * subject.size("sequences", 2)), subject.size("block_size", 3)
     count = 2 * size + 2
-    tokens = {cache.create(): pair_of_tokens(subject, count) for _ in range(subject.size("sequences", 2))}
+    tokens = {cache.create(): random_pair(subject, count) for _ in range(subject.size("sequences", 2))}
     for start in range(0, count, max(2, size // 2)):
         for sequence, parts in tokens.items():
             cache.write(sequence, 0, start, *(part[start : start + max(2, size // 2)] for part in parts))
@@ -461,7 +461,7 @@ def gather_or_read(cache: ObjectProxy, sequence: int) -> Pair:
     """Returns every token of layer 0, by `gather` or, if it is missing, by `read`."""
     try:
         found: Pair = cache.gather(sequence, 0)
-    except Declined:
+    except OperationDeclined:
         found = cache.read(sequence, 0, list(range(cache.length(sequence, 0))))
     return found
 
@@ -485,7 +485,7 @@ def read_returns_the_tokens_at_the_positions(subject: Subject) -> None:
 
 @check("PAGED-12ab", "paged")
 def gather_reads_blocks_in_the_order_of_the_table(subject: Subject) -> None:
-    subject.need(sequences=4)
+    subject.require_size(sequences=4)
     for dropped in ((2, 0), (0, 2)):  # the order in which blocks return to the pool
         cache = to_be_filled(subject, 8, num_layers=1)
         sequences = [cache.create() for _ in range(4)]
@@ -493,7 +493,7 @@ def gather_reads_blocks_in_the_order_of_the_table(subject: Subject) -> None:
             reserve(subject, cache, sequence, entries)
         for number in dropped:
             cache.drop(sequences[number])
-        sequence, wrote = cache.create(), pair_of_tokens(subject, 4 * cache.config["block_size"])
+        sequence, wrote = cache.create(), random_pair(subject, 4 * cache.config["block_size"])
         cache.write(sequence, 0, 0, *wrote)
         assert_pair(gather_or_read(cache, sequence), wrote, "a sequence in reused blocks")
 
@@ -502,7 +502,7 @@ def gather_reads_blocks_in_the_order_of_the_table(subject: Subject) -> None:
 def write_rounds_once_to_a_narrow_dtype(subject: Subject) -> None:
     for dtype in subject.formats("float16", "bfloat16", "float32"):
         cache = with_room(subject, 4, dtype=dtype)
-        sequence, (keys, values) = cache.create(), pair_of_tokens(subject, 2 * cache.config["block_size"] + 1)
+        sequence, (keys, values) = cache.create(), random_pair(subject, 2 * cache.config["block_size"] + 1)
         cache.write(sequence, 0, 0, keys, values)
         rounded = round_to(keys, dtype), round_to(values, dtype)
         assert_pair(gather_or_read(cache, sequence), rounded, f"tokens of a {dtype} cache")
@@ -519,11 +519,11 @@ def block_table_lists_no_block_of_another_table(subject: Subject) -> None:
         if step % 3 == 2 and len(live) > 1:
             cache.drop(live.pop(0))
             cache.drop(live.pop())
-        tables = [[blocks_of(cache, sequence, layer) for layer in layers_of(cache)] for sequence in live]
+        tables = [[block_table_of(cache, sequence, layer) for layer in layers_of(cache)] for sequence in live]
         blocks = [block for each in tables for table in each for block in table]
         what = "number of distinct blocks in all tables, compared with the number of entries"
         assert_equal(len(blocks), len(set(blocks)), what)
-        true(set(blocks) <= set(range(cache.config["num_blocks"])), "block ids", "ids below num_blocks", blocks)
+        assert_true(set(blocks) <= set(range(cache.config["num_blocks"])), "block ids", "ids below num_blocks", blocks)
         if subject.limits.switch(subject.family, "one_block_table"):  # id b is block b * num_layers + layer
             for each in tables:
                 own = [[block // len(each) for block in table] for table in each]
@@ -574,16 +574,16 @@ def write_without_room_changes_nothing(subject: Subject) -> None:
 
 @check("LAW-20", "paged")
 def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
-    keys, values = pair_of_tokens(subject, 130)
+    keys, values = random_pair(subject, 130)
     size = subject.size("block_size", 16)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache: ObjectProxy = typed.new(subject.family, num_blocks=max(100, 300 // size + 4), block_size=16)
         sequence, layer, looked = cache.create(), layers_of(cache)[-1], 0
 
         def slots() -> Any:
             found = typed.call(cache, "slot_mapping", sequence, layer, 100, 30)
-            return found if found == REFUSED else [slot % size for slot in found]
+            return found if found == RAISED else [slot % size for slot in found]
 
         def write(start: int, stop: int) -> Any:
             given = keys[start % 2**63 : stop], values[start % 2**63 : stop]
@@ -607,7 +607,7 @@ def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
         if not looked:
             raise NotOffered("an operation with integer arguments")
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-03ab", "paged")
@@ -626,11 +626,13 @@ def any_operation_leaves_each_block_free_or_in_one_table(subject: Subject) -> No
             start, count = lengths[sequence], int(subject.rng.integers(0, 2 * size))
             free = room(cache) - sum(-(-length // size) for length in lengths.values())
             if -(-(start + count) // size) - -(-start // size) <= free:
-                write_or_ensure_capacity(subject, cache, sequence, 0, start, *pair_of_tokens(subject, count))
+                write_or_ensure_capacity(subject, cache, sequence, 0, start, *random_pair(subject, count))
                 lengths[sequence] += count
         in_use(subject, cache, {sequence: -(-length // size) for sequence, length in lengths.items()}, "of the live sequences")
         try:
-            listed = Counter(b for sequence in lengths for layer in layers_of(cache) for b in blocks_of(cache, sequence, layer))
+            listed = Counter(
+                b for sequence in lengths for layer in layers_of(cache) for b in block_table_of(cache, sequence, layer)
+            )
         except NotOffered:
             continue  # only the number of free blocks is observable
         assert_equal(max(listed.values(), default=1), 1, "the largest number of tables that list one block")

@@ -5,6 +5,7 @@ from contextlib import suppress
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import (
     NO_BLOCK,
     in_use,
@@ -18,20 +19,19 @@ from kvref_conformance.families.paged.block_accounting import (
 )
 from kvref_conformance.families.paged.fixture import PagedFixture, small_session
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
     assert_same,
+    assert_true,
     assert_within,
     default_scale,
     expected_attention,
     may_raise,
-    queries,
     raises,
-    true,
+    random_queries,
 )
-from kvref_conformance.testlib.fixtures import blocks_of, pair_of_tokens
+from kvref_conformance.testlib.fixtures import block_table_of, random_pair
 from kvref_conformance.testlib.registry import check
 
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error of rounding to a dtype
@@ -89,7 +89,7 @@ def truncate_frees_or_keeps_blocks_past_the_new_end(subject: Subject) -> None:
         session.cache.truncate(sequence, length)
         least, used = (-(-length // size) + len(others)) * layers, session.used()
         what = f"allocated blocks after truncate({length})"
-        true(least <= used <= before, what, f"at least {least} and at most {before}", used)
+        assert_true(least <= used <= before, what, f"at least {least} and at most {before}", used)
         session.count_blocks()
     session.write(sequence, 0, 0, 2 * size)
     session.look()
@@ -98,7 +98,7 @@ def truncate_frees_or_keeps_blocks_past_the_new_end(subject: Subject) -> None:
 
 @check("EDIT-05ab", "paged")
 def truncate_of_one_sharer_changes_no_other(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     size = subject.size("block_size", 3)
     for number in (0, 1):
         for length in dict.fromkeys((2 * size, size + 1, 1, 0)):
@@ -135,7 +135,7 @@ def remove_closes_the_gap(subject: Subject) -> None:
         for layer, (keys, values) in enumerate(before):
             wanted = np.delete(keys, slice(start, stop), axis=0), np.delete(values, slice(start, stop), axis=0)
             assert_pair(session.cache.gather(sequence, layer), wanted, f"layer {layer} after remove({start}, {stop})")
-        true(session.used() <= used, "allocated blocks after remove", f"at most {used}", session.used())
+        assert_true(session.used() <= used, "allocated blocks after remove", f"at most {used}", session.used())
         session.write(sequence, 0, session.length(sequence, 0), 2)
         session.look()
         session.count_blocks()
@@ -160,7 +160,7 @@ def remove_past_the_end_raises(subject: Subject) -> None:
 
 @check("EDIT-10acg", "paged")
 def remove_from_one_sharer_changes_no_other(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     size = subject.size("block_size", 3)
     for number, start, stop in ((0, 0, 1), (1, 1, size + 1), (1, size, 2 * size), (0, size + 1, 2 * size + 1)):
         session = small_session(subject, 24)
@@ -177,7 +177,7 @@ def remove_from_one_sharer_changes_no_other(subject: Subject) -> None:
 
 @check("EDIT-10g", "paged")
 def remove_without_room_for_copies_changes_nothing(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     session = PagedFixture(subject, lambda: to_be_filled(subject, 3))
     parent = session.create(room(session.cache) * session.size)
     child = session.cache.fork(parent)
@@ -226,14 +226,14 @@ def remove_with_rotation(subject: Subject, dtype: str, layout: str, theta: float
     num_truncated: the number of tokens that are truncated after the removal.
     The bound of a number is that of `kvref.rope`, 3 * 2^-24 times the length of its pair, plus the rounding to the dtype.
     """
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     cache = with_room(subject, 18, dtype=dtype, head_dim=6)
     heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
     if dim % 2:
         raise NotOffered(f"an even head_dim, where its limits say {dim}")
     parent, layers, before = cache.create(), range(cache.config["num_layers"]), []
     for layer in layers:
-        cache.write(parent, layer, 0, *pair_of_tokens(subject, 2 * size + 2, heads, dim))
+        cache.write(parent, layer, 0, *random_pair(subject, 2 * size + 2, heads, dim))
         before.append([np.asarray(part, np.float32) for part in cache.gather(parent, layer)])
     child, left = cache.fork(parent), 2 * size + 2 - num_truncated
     cache.remove(child, gap.start, gap.stop, theta, layout)
@@ -258,7 +258,7 @@ def remove_with_rotation(subject: Subject, dtype: str, layout: str, theta: float
 def remove_with_an_invalid_theta_raises(subject: Subject) -> None:
     cache = with_room(subject, 12, head_dim=6)
     sequence, layers = cache.create(), range(cache.config["num_layers"])
-    keys, values = pair_of_tokens(subject, 2, cache.config["num_kv_heads"], cache.config["head_dim"])
+    keys, values = random_pair(subject, 2, cache.config["num_kv_heads"], cache.config["head_dim"])
     for layer in layers:
         cache.write(sequence, layer, 0, keys, values)
     for theta in (0.0, -1.0):
@@ -280,7 +280,7 @@ def append(session: PagedFixture, sequence: int, start: int, count: int) -> None
 def read_around_released_positions(session: PagedFixture) -> None:
     """Reads lengths and the remaining tokens, or the block tables if the cache stores no tokens. The model judges the replies.
 
-    Raises Broken unless reads at released positions raise.
+    Raises ClauseViolation unless reads at released positions raise.
     """
     if tables_alone(session.subject):
         session.look("block_table")
@@ -310,7 +310,7 @@ def release_before_frees_whole_blocks_before_the_position(subject: Subject) -> N
         in_use(subject, session.cache, {sequence: 5 - released}, when)
         for layer, blocks in enumerate(before):
             want = [NO_BLOCK] * released + blocks[released:]
-            assert_equal(blocks_of(session.cache, sequence, layer), want, f"block table of layer {layer} {when}")
+            assert_equal(block_table_of(session.cache, sequence, layer), want, f"block table of layer {layer} {when}")
         read_around_released_positions(session)
 
 
@@ -393,7 +393,7 @@ def gather_and_attend_cover_the_tokens_that_are_not_released(subject: Subject) -
     for layer in session.layers:
         cache.write(sequence, layer, 0, keys, values)
     cache.release_before(sequence, size + 1)
-    left, query = (keys[size:], values[size:]), queries(subject, 1)
+    left, query = (keys[size:], values[size:]), random_queries(subject, 1)
     want, bound = expected_attention(subject, query, *left, scale=scale)
     gathered = offered(lambda: assert_pair(cache.gather(sequence, 0), left, "the remaining tokens by gather"))
     attended = offered(

@@ -7,46 +7,60 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import layers_of, room, to_be_filled, with_room
 from kvref_conformance.families.paged.checks_edits import rotated_keys
 from kvref_conformance.families.paged.fixture import PagedFixture, read_back
 from kvref_conformance.oracle.formats import (
-    AFFINE,
-    GGML,
-    GROUPS,
-    IN_GROUPS,
-    MX,
-    NVFP4,
-    ROTATED,
-    SCALED,
-    STATIC,
-    SYMMETRIC,
+    AFFINE_FORMATS,
+    FORMATS_IN_GROUPS,
+    GGML_FORMATS,
+    GROUP_FORMATS,
+    MX_FORMATS,
+    NVFP4_FORMATS,
+    ROTATED_FORMATS,
+    SCALED_FORMATS,
+    STATIC_FORMATS,
+    SYMMETRIC_FORMATS,
+    describe_formats,
     dim_of,
-    either,
     group_of,
 )
 from kvref_conformance.oracle.formats.per_group import is_affine
 from kvref_conformance.oracle.formats.small_floats import MAX
-from kvref_conformance.oracle.token_storage import stored_from, tokens_as
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, expected_attention, normal, raises
-from kvref_conformance.testlib.fixtures import formats_of, new, pair_of_tokens, sample_formats, supports
+from kvref_conformance.oracle.token_storage import expected_tokens, restored_slack
+from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, expected_attention, normal_rows, raises
+from kvref_conformance.testlib.fixtures import new_object, random_pair, sample_formats, supported_formats, supports
 from kvref_conformance.testlib.registry import check
 
 KEY_SCALE, VALUE_SCALE = 0.5, 0.037  # scales of the static formats
 LARGEST = float(np.finfo(np.float32).max)
-KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS, ROTATED, STATIC)
+KINDS = (
+    SYMMETRIC_FORMATS,
+    AFFINE_FORMATS,
+    GGML_FORMATS,
+    (*MX_FORMATS, *NVFP4_FORMATS),
+    GROUP_FORMATS,
+    ROTATED_FORMATS,
+    STATIC_FORMATS,
+)
 # One scale per head, per token, given, per rotated block, per group. The groups are small, to keep traces short.
-PLACES = (SYMMETRIC, AFFINE, STATIC, ROTATED, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
+PLACES = (
+    SYMMETRIC_FORMATS,
+    AFFINE_FORMATS,
+    STATIC_FORMATS,
+    ROTATED_FORMATS,
+    tuple(name for name in FORMATS_IN_GROUPS if group_of(name) <= 32),
+)
 
 
-def formats_of_kinds(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
+def formats_of_kinds(subject: Subject, among: tuple[str, ...] = SCALED_FORMATS) -> list[str]:
     """Returns the formats of `among` that it stores with an allowed head_dim. Raises NotOffered if there is none."""
     supported = (name for name in among if supports(subject, "dtype", name))
     dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in supported}
     found = [name for name, each in dims.items() if not any(dim % group_of(name) for dim in each)]
     if not found:
-        raise NotOffered(either(among))
+        raise NotOffered(describe_formats(among))
     return found
 
 
@@ -60,7 +74,7 @@ def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, c
 
 def of_format(name: str, groups: int = 1) -> dict[str, Any]:
     """Returns the sizes of a cache of one layer in a format, with scales if the format is static."""
-    scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE} if name in STATIC else {}
+    scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE} if name in STATIC_FORMATS else {}
     return {"dtype": name, "head_dim": dim_of(name, groups), "num_layers": 1} | scales
 
 
@@ -98,7 +112,7 @@ def write_before_the_end_leaves_the_scales_of_other_tokens(subject: Subject) -> 
 
 @check("PAGED-18a", "paged")
 def append_step_quantizes_each_token_by_itself(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for session in sessions(subject):
         sequences = [session.create(session.size), session.create(session.size - 1)]
         for batch in (sequences, sequences[::-1], sequences[:1]):
@@ -108,7 +122,7 @@ def append_step_quantizes_each_token_by_itself(subject: Subject) -> None:
 
 @check("PAGED-18c", "paged")
 def write_to_a_shared_block_copies_its_scales(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for session in sessions(subject):
         parent, size = session.create(2 * session.size + 1), session.size
         child = session.cache.fork(parent)
@@ -122,7 +136,7 @@ def write_to_a_shared_block_copies_its_scales(subject: Subject) -> None:
 
 @check("PAGED-18c", "paged")
 def write_at_the_end_of_sharers_copies_scales(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for session in sessions(subject):
         parent = session.create(2 * session.size + 1)
         child = session.cache.fork(parent)
@@ -164,7 +178,7 @@ def write_to_reused_blocks_replaces_their_scales(subject: Subject) -> None:
 
 def is_rounding_decisive(format: str) -> bool:
     """Whether the largest finite numbers read back finite or not depending on how the scale, or a sum, was rounded."""
-    return format in (*SYMMETRIC, *ROTATED) or (format in GROUPS and not is_affine(format))
+    return format in (*SYMMETRIC_FORMATS, *ROTATED_FORMATS) or (format in GROUP_FORMATS and not is_affine(format))
 
 
 @check("PAGED-18f", "paged")
@@ -174,7 +188,7 @@ def write_of_values_that_a_format_cannot_store_raises(subject: Subject) -> None:
         name, size = session.cache.config["dtype"], session.size
         keys, bad = session.random_tokens(size)[0], np.full((size, *session.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[:, :, ::2] *= -1
-        if np.isfinite(tokens_as(bad, name).values).all() or (is_rounding_decisive(name) and subject.level == "tolerant"):
+        if np.isfinite(expected_tokens(bad, name).values).all() or (is_rounding_decisive(name) and subject.level == "tolerant"):
             continue  # the format can store it, or could with a tolerated scale or sum
         tried, sequence = True, session.create(size)
         before = session.blocks()
@@ -191,14 +205,14 @@ def write_of_values_that_a_format_cannot_store_raises(subject: Subject) -> None:
 def new_with_a_head_dim_that_is_no_multiple_of_a_group_raises(subject: Subject) -> None:
     tried = [
         (name, dim)
-        for name in sample_formats(subject, formats_of_kinds(subject, IN_GROUPS))
+        for name in sample_formats(subject, formats_of_kinds(subject, FORMATS_IN_GROUPS))
         for dim in (group_of(name) + 1, group_of(name) // 2)
         if supports(subject, "head_dim", dim)
     ]
     if not tried:
         raise NotOffered("a head_dim that is not a multiple of a group")
     for name, dim in tried:
-        config = new(subject, subject.family, dtype=name, head_dim=group_of(name)).config
+        config = new_object(subject, subject.family, dtype=name, head_dim=group_of(name)).config
         with raises("ConfigError"):
             subject.new(subject.family, **config | {"head_dim": dim})
 
@@ -208,8 +222,8 @@ def attend_in_formats_with_scales_covers_the_values_that_gather_returns(subject:
     for session in sessions(subject):
         (heads, dim), format = session.row, session.cache.config["dtype"]
         sequence, scale = session.create(session.size + 1), 2.5 / dim
-        query, read = normal(subject, 2, heads * subject.size("group_size", 2), dim), session.cache.gather(sequence, 0)
-        want, bound = expected_attention(subject, query, *read, scale=scale, rotated=format in ROTATED)
+        query, read = normal_rows(subject, 2, heads * subject.size("group_size", 2), dim), session.cache.gather(sequence, 0)
+        want, bound = expected_attention(subject, query, *read, scale=scale, rotated=format in ROTATED_FORMATS)
         assert_within(session.cache.attend(sequence, 0, query, scale), want, bound, f"attention over tokens in {format}")
 
 
@@ -230,7 +244,7 @@ def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None
 
     Every second token has one large number. Its partner in the pair is in another group, so that the rotation changes scales.
     """
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for name in of_each_kind(subject, count=2):
         dim = dim_of(name, 2) + dim_of(name, 2) % 2
         cache = with_room(subject, 8, **of_format(name) | {"head_dim": dim, "num_layers": 2})
@@ -238,7 +252,7 @@ def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None
             raise NotOffered(f"an even head_dim, where its limits say {cache.config['head_dim']}")
         parent, layers, (heads, dim) = cache.create(), layers_of(cache), (cache.config["num_kv_heads"], cache.config["head_dim"])
         for layer in layers:
-            keys, values = pair_of_tokens(subject, cache.config["block_size"] + 4, heads, dim)
+            keys, values = random_pair(subject, cache.config["block_size"] + 4, heads, dim)
             keys[::2, :, 0] = 4 * np.abs(keys[::2]).max(axis=2)
             cache.write(parent, layer, 0, keys, values)
         before = [[np.asarray(part, np.float32) for part in cache.gather(parent, layer)] for layer in layers]
@@ -250,7 +264,7 @@ def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None
             assert_same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
             assert_same(got_keys[:1], keys[:1], f"keys before the removed tokens, of {what}")
             want, length = rotated_keys(keys[3:], -2, 10_000.0, "halves")
-            off = stored_from(want, 4.01 * 2.0**-24 * length, name, cache.config.get("key_scale"), subject.level)
+            off = restored_slack(want, 4.01 * 2.0**-24 * length, name, cache.config.get("key_scale"), subject.level)
             assert_within(got_keys[1:], want, off, f"moved keys of {what}")
             assert_same(cache.gather(parent, layer)[0], keys, f"keys of the parent, of {what}")
 
@@ -258,8 +272,8 @@ def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None
 @check("EDIT-10f", "paged")
 def remove_with_theta_raises_if_a_format_cannot_store_the_keys(subject: Subject) -> None:
     """Rotation makes a number of a pair 1.38 times as large, which is beyond float32."""
-    subject.need(sequences=1)
-    for name in formats_of_kinds(subject, (*SYMMETRIC, *AFFINE)):
+    subject.require_size(sequences=1)
+    for name in formats_of_kinds(subject, (*SYMMETRIC_FORMATS, *AFFINE_FORMATS)):
         cache = with_room(subject, 4, dtype=name, head_dim=6)
         heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
         if dim % 2:
@@ -295,7 +309,7 @@ class LouderFixture(PagedFixture):
 
 @check("FMT-STATIC-06ab", "paged")
 def write_stores_keys_and_values_with_their_own_scales(subject: Subject) -> None:
-    for name in formats_of(subject, "dtype", *STATIC):
+    for name in supported_formats(subject, "dtype", *STATIC_FORMATS):
         both = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
         for scales in (both, {"key_scale": KEY_SCALE}, {"value_scale": VALUE_SCALE}, {}):
             session = LouderFixture(subject, partial(with_room, subject, 8, dtype=name, num_layers=1, **scales))
@@ -310,8 +324,8 @@ def write_stores_keys_and_values_with_their_own_scales(subject: Subject) -> None
 
 @check("FMT-STATIC-05ab", "paged")
 def new_with_an_invalid_scale_raises(subject: Subject) -> None:
-    for name in formats_of(subject, "dtype", *STATIC):
-        config = new(subject, subject.family, dtype=name).config
+    for name in supported_formats(subject, "dtype", *STATIC_FORMATS):
+        config = new_object(subject, subject.family, dtype=name).config
         others = [other for other in ("int8", "float32") if supports(subject, "dtype", other)]
         wrong = [(name, scale) for scale in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf"))))]
         for dtype, scale in (*wrong, *((other, 0.5) for other in others)):

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import in_use, layers_of, with_room
 from kvref_conformance.families.paged.soak_driver import SoakPagedCache
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair
-from kvref_conformance.testlib.fixtures import pair_of_tokens
-from kvref_conformance.testlib.production_sizes import BLOCK_SIZES, DIMS, affordable
+from kvref_conformance.testlib.fixtures import random_pair
+from kvref_conformance.testlib.production_sizes import BLOCK_SIZES, HEAD_DIMS, affordable_tokens
 from kvref_conformance.testlib.registry import check
-from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
+from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
 
 ENTRIES = (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025)  # entries of a block table
 MOST = 2400  # blocks in all, if the cache has more layers than the check needs
@@ -33,10 +33,10 @@ def entries(subject: Subject, wanted: int, num_layers: int = 1) -> dict[str, int
 
 @check("LAW-18", "paged")
 def write_to_a_growing_table_keeps_every_token(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     cache = production_cache(subject, **entries(subject, 1200))
     long, beside = cache.create(), cache.create()
-    last = affordable(subject, ENTRIES[-1] * cache.size, len(cache.layers))
+    last = affordable_tokens(subject, ENTRIES[-1] * cache.size, len(cache.layers))
     for before, count in pairwise((0, *ENTRIES)):
         tokens = count * cache.size - 3 - cache.live[long].lengths[0]
         if cache.live[long].lengths[0] + tokens <= last and cache.fits([long], tokens):
@@ -51,13 +51,13 @@ def write_to_a_growing_table_keeps_every_token(subject: Subject) -> None:
 
 @check("LAW-18", "paged")
 def append_step_to_hundreds_of_sequences_keeps_every_token(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     cache = production_cache(subject, **entries(subject, 1200, num_layers=2))
     some = cache.config["num_blocks"] // len(cache.layers) // 3  # no sequence gets more than 3 blocks per layer
     count = subject.size("sequences", max(2, min(300, some)))
     numbers = [cache.create() for _ in range(count)]
     for number in numbers:
-        cache.fill(number, affordable(subject, number % 31, 2 * count))
+        cache.fill(number, affordable_tokens(subject, number % 31, 2 * count))
     for _ in range(12):
         if cache.fits(numbers):
             cache.step(numbers)
@@ -69,7 +69,7 @@ def append_step_to_hundreds_of_sequences_keeps_every_token(subject: Subject) -> 
     cache.counted()
     for _ in range(count // 5):
         number = cache.create()
-        cache.fill(number, affordable(subject, 20 + number % 16, 2 * count))
+        cache.fill(number, affordable_tokens(subject, 20 + number % 16, 2 * count))
     for layer in cache.layers:
         cache.look_at_batch(list(cache.live), layer)
     cache.owned()
@@ -80,7 +80,7 @@ def create_and_drop_of_thousands_of_sequences_leaves_live_ones_unchanged(subject
     cache = production_cache(subject, **entries(subject, 64))
     alive = subject.size("sequences", 20)
     for number in range(1000):
-        tokens = affordable(subject, 10 + number % 23, 1000)
+        tokens = affordable_tokens(subject, 10 + number % 23, 1000)
         while cache.live and (len(cache.live) >= alive or not cache.takes(tokens)):
             oldest = min(cache.live)
             if number % 100 == 0:
@@ -104,7 +104,7 @@ def write_to_block_ids_of_more_than_16_bits_keeps_every_token(subject: Subject) 
 
 def write_to_distant_blocks(subject: Subject, num_blocks: int, places: tuple[int, ...]) -> None:
     """Checks sequences that begin in the blocks `places`, if blocks are allocated in ascending order."""
-    subject.need(sequences=4)
+    subject.require_size(sequences=4)
     cache = production_cache(subject, num_blocks=num_blocks)
     most, layers = subject.size("sequences", 2 * len(places) + 2) // 2 - 1, len(cache.layers)
     cache.fill(cache.create(), 3 * cache.size)
@@ -121,7 +121,7 @@ def write_to_distant_blocks(subject: Subject, num_blocks: int, places: tuple[int
         cache.drop(filler)
     cache.counted()
     again = cache.create()
-    cache.fill(again, affordable(subject, 100 * cache.size, layers))
+    cache.fill(again, affordable_tokens(subject, 100 * cache.size, layers))
     for number in (number for number in cache.live if number not in fillers):
         cache.look(number)
     cache.owned()
@@ -133,13 +133,13 @@ def write_to_distant_blocks(subject: Subject, num_blocks: int, places: tuple[int
 
 @check("LAW-18", "paged")
 def write_to_layers_of_very_different_length_keeps_every_token(subject: Subject) -> None:
-    subject.need(sequences=2, num_layers=2)
+    subject.require_size(sequences=2, num_layers=2)
     cache = production_cache(subject, num_kv_heads=2, **entries(subject, 80, num_layers=5))
     first, second = cache.create(), cache.create()
     for tokens in (1, 16, 112, 171):
         for layer in cache.layers[:-1]:
-            cache.fill(first, affordable(subject, tokens + layer, 2 * len(cache.layers)), layers=[layer])
-            cache.fill(second, affordable(subject, tokens, 2 * len(cache.layers)) // (layer + 1), layers=[layer])
+            cache.fill(first, affordable_tokens(subject, tokens + layer, 2 * len(cache.layers)), layers=[layer])
+            cache.fill(second, affordable_tokens(subject, tokens, 2 * len(cache.layers)) // (layer + 1), layers=[layer])
             if tokens < 20 and layer % 2:
                 break  # later layers have fewer tokens, and keep them
     for number in (first, second):
@@ -149,7 +149,7 @@ def write_to_layers_of_very_different_length_keeps_every_token(subject: Subject)
 
 @check("LAW-18", "paged")
 def write_to_the_end_of_blocks_of_any_size_keeps_every_token(subject: Subject) -> None:
-    for block_size, dim in zip((*BLOCK_SIZES, 16, 128), DIMS, strict=True):
+    for block_size, dim in zip((*BLOCK_SIZES, 16, 128), HEAD_DIMS, strict=True):
         cache = production_cache(
             subject, block_size=block_size, num_kv_heads=3, head_dim=dim, **entries(subject, 20, num_layers=2)
         )
@@ -157,7 +157,7 @@ def write_to_the_end_of_blocks_of_any_size_keeps_every_token(subject: Subject) -
         layer = layers[-1]
         for tokens in (cache.size - 1, 1, 1, cache.size + 1):
             for number in numbers:
-                cache.fill(number, affordable(subject, tokens, 6 * len(DIMS) * len(layers)), layers)
+                cache.fill(number, affordable_tokens(subject, tokens, 6 * len(HEAD_DIMS) * len(layers)), layers)
         for _ in range(3):
             if cache.fits(numbers):
                 cache.step(numbers)
@@ -179,7 +179,7 @@ def write_in_a_pool_filled_many_times_keeps_every_token(subject: Subject) -> Non
     cache = production_cache(subject, num_blocks=4200, num_layers=2, num_kv_heads=2, head_dim=128)
     most, rounds = subject.size("sequences", 4200), 5000 // len(cache.layers)
     for number in range(rounds):
-        tokens = affordable(subject, int(subject.rng.integers(1, 300)), rounds)
+        tokens = affordable_tokens(subject, int(subject.rng.integers(1, 300)), rounds)
         while cache.live and (len(cache.live) >= most or not cache.takes(tokens)):
             oldest = int(subject.rng.choice(list(cache.live)))
             cache.look(oldest, layers=[number % len(cache.layers)])
@@ -202,7 +202,7 @@ def release_before_at_the_windows_of_models_keeps_the_window(subject: Subject) -
 
 def release_in_steps(subject: Subject, heads: int, dim: int, window: int, steps: tuple[int, ...]) -> None:
     """Checks one sequence in a pool with room for its window and its longest step only. steps: numbers of tokens."""
-    steps = tuple(affordable(subject, each, len(steps)) for each in steps)
+    steps = tuple(affordable_tokens(subject, each, len(steps)) for each in steps)
     size = subject.size("block_size", 16)
     entries = -(-(window + max(steps)) // size) + 1
     cache = with_room(subject, entries, num_layers=1, num_kv_heads=heads, head_dim=dim, block_size=size)
@@ -212,26 +212,26 @@ def release_in_steps(subject: Subject, heads: int, dim: int, window: int, steps:
         positions = range(length, length + count)
         length += count
         for layer in layers:
-            cache.write(sequence, layer, positions.start, *pair_of_content(0, layer, positions, written.heads, written.dim))
-            written.up_to(0, layer, length)
+            cache.write(sequence, layer, positions.start, *content_pair(0, layer, positions, written.heads, written.dim))
+            written.add_up_to(0, layer, length)
         first = max(0, length - window + 1)
         cache.release_before(sequence, first)
         left = range(first // size * size, length)
         for layer in layers:
-            belongs(cache.read(sequence, layer, list(left)), 0, layer, left, written)
+            assert_content(cache.read(sequence, layer, list(left)), 0, layer, left, written)
     assert_equal(cache.length(sequence, 0), length, "length of a sequence with released blocks")
 
 
 @check("LAW-18", "paged")
 def fork_of_a_long_prompt_hundreds_of_times_keeps_every_token(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     cache, count = with_room(subject, 400, block_size=16, num_layers=1), subject.size("sequences", 300)
-    prompt = pair_of_tokens(subject, affordable(subject, 65 * cache.config["block_size"] + 5, 2))
+    prompt = random_pair(subject, affordable_tokens(subject, 65 * cache.config["block_size"] + 5, 2))
     parent, length = cache.create(), len(prompt[0])
     cache.write(parent, 0, 0, *prompt)
     tokens = dict.fromkeys((parent, *(cache.fork(parent) for _ in range(min(count, 300) - 1))), prompt)
     for sequence, start in (*((sequence, length) for sequence in [*tokens][::50]), ([*tokens][-1], 15)):
-        more = pair_of_tokens(subject, 2)
+        more = random_pair(subject, 2)
         cache.write(sequence, 0, start, *more)
         keys, values = (np.concatenate([o[:start], n, o[start + 2 :]]) for o, n in zip(tokens[sequence], more, strict=True))
         tokens[sequence] = keys, values

@@ -7,11 +7,11 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import AFFINE, STATIC, dim_of, inner_of
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.oracle.formats import AFFINE_FORMATS, STATIC_FORMATS, dim_of, inner_of
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises
-from kvref_conformance.testlib.fixtures import at_least, formats_of, new, one_of_each_kind, pair_of_tokens
+from kvref_conformance.testlib.fixtures import new_object, one_format_per_kind, random_pair, require_sizes, supported_formats
 from kvref_conformance.testlib.registry import check
 
 TOKENS = 7  # more than two blocks of 3
@@ -22,8 +22,8 @@ def cache_with_blocks(subject: Subject, blocks: int = 8, **sizes: Any) -> Object
     """Returns a cache with room for at least `blocks` blocks of 3 tokens per layer."""
     layers, size = subject.size("num_layers", 2), subject.size("block_size", 3)
     wanted = -(-blocks * 3 // size) * layers + layers
-    cache = new(subject, "paged", num_blocks=wanted, **sizes)
-    at_least(cache, num_blocks=wanted)
+    cache = new_object(subject, "paged", num_blocks=wanted, **sizes)
+    require_sizes(cache, num_blocks=wanted)
     return cache
 
 
@@ -32,7 +32,7 @@ def written_sequence(subject: Subject, cache: ObjectProxy, *lengths: int) -> tup
     sequence = cache.create()
     for layer in range(cache.config["num_layers"]):
         length = lengths[min(layer, len(lengths) - 1)]
-        cache.write(sequence, layer, 0, *pair_of_tokens(subject, length, dim=cache.config["head_dim"]))
+        cache.write(sequence, layer, 0, *random_pair(subject, length, dim=cache.config["head_dim"]))
     return sequence, contents(cache, sequence)
 
 
@@ -49,7 +49,7 @@ def assert_contents(cache: ObjectProxy, sequence: int, tokens: Layers, when: str
 
 
 def assert_empty(cache: ObjectProxy, sequence: int, when: str) -> None:
-    """Raises Broken unless the sequence is empty."""
+    """Raises ClauseViolation unless the sequence is empty."""
     for layer in range(cache.config["num_layers"]):
         assert_equal(cache.length(sequence, layer), 0, f"length of layer {layer} {when}")
     with raises("PositionOutOfRange"):
@@ -64,7 +64,7 @@ def load_restores_every_layer(subject: Subject) -> None:
     other.load(loaded, cache.save(sequence))
     assert_contents(other, loaded, tokens, "after load into another cache")
     for layer, (keys, values) in enumerate(tokens):
-        more = pair_of_tokens(subject, 2)
+        more = random_pair(subject, 2)
         other.write(loaded, layer, len(keys), *more)
         whole = np.concatenate([keys, more[0]]), np.concatenate([values, more[1]])
         assert_pair(other.gather(loaded, layer), whole, f"layer {layer} after load and 2 more tokens")
@@ -84,7 +84,7 @@ def load_leaves_the_entries_that_the_tokens_need(subject: Subject) -> None:
 
 @check("MOVE-01d", "paged")
 def load_changes_no_other_sequence(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     cache = cache_with_blocks(subject, 16)
     sequence, tokens = written_sequence(subject, cache, TOKENS)
     data = cache.save(sequence)
@@ -105,11 +105,11 @@ def load_without_room_changes_nothing(subject: Subject) -> None:
     cache = cache_with_blocks(subject)
     sequence, _ = written_sequence(subject, cache, TOKENS)
     layers, size = cache.config["num_layers"], cache.config["block_size"]
-    small = new(subject, "paged", **cache.config | {"num_blocks": layers})
+    small = new_object(subject, "paged", **cache.config | {"num_blocks": layers})
     if small.config["num_blocks"] // layers * size >= TOKENS:
         raise NotOffered(f"a pool too small for {TOKENS} tokens, where its limits leave {small.config['num_blocks']} blocks")
     one = small.create()
-    small.write(one, 0, 0, *pair_of_tokens(subject, 1))
+    small.write(one, 0, 0, *random_pair(subject, 1))
     before, free = [np.array(part) for part in small.gather(one, 0)], small.num_free_blocks
     with raises("OutOfBlocks"):
         small.load(one, cache.save(sequence))
@@ -119,7 +119,7 @@ def load_without_room_changes_nothing(subject: Subject) -> None:
 
 @check("MOVE-02b", "paged")
 def load_into_a_cache_with_other_scales_raises(subject: Subject) -> None:
-    for name in formats_of(subject, "dtype", *STATIC):
+    for name in supported_formats(subject, "dtype", *STATIC_FORMATS):
         cache = cache_with_blocks(subject, dtype=name, key_scale=0.5, value_scale=0.1)
         sequence, tokens = written_sequence(subject, cache, TOKENS)
         data = cache.save(sequence)
@@ -161,15 +161,15 @@ def save_and_load_of_an_unknown_sequence_raise(subject: Subject) -> None:
 
 @check("MOVE-04c", "paged")
 def save_after_write_and_remove_stores_the_current_tokens(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     cache = cache_with_blocks(subject, 16)
     sequence, _ = written_sequence(subject, cache, TOKENS)
     child = cache.fork(sequence)
-    cache.write(child, 0, 1, *pair_of_tokens(subject, 2))  # in a shared block
+    cache.write(child, 0, 1, *random_pair(subject, 2))  # in a shared block
     copied, want = cache.save(child), contents(cache, child)
     cache.remove(child, 1, 3)
     shifted, moved = cache.save(child), contents(cache, child)
-    cache.write(child, 0, 0, *pair_of_tokens(subject, 3))
+    cache.write(child, 0, 0, *random_pair(subject, 3))
     cache.load(child, copied)
     assert_contents(cache, child, want, "after load of a file saved after copy-on-write")
     cache.load(child, shifted)
@@ -182,7 +182,7 @@ def load_parts(subject: Subject, axis: str, *spans: list[int], **sizes: Any) -> 
     sequence, tokens = written_sequence(subject, cache, TOKENS, TOKENS - 2)
     loaded = other.create()
     parts = [cache.save(sequence, **{axis: span}) for span in spans]
-    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1, dim=cache.config["head_dim"]))  # not in any of the parts
+    cache.write(sequence, 0, 0, *random_pair(subject, 1, dim=cache.config["head_dim"]))  # not in any of the parts
     for part in reversed(parts):
         assert_empty(other, loaded, f"before the last part of its {axis} was loaded")
         other.load(loaded, part)
@@ -206,30 +206,30 @@ def load_of_ranges_of_tokens_restores_the_sequence(subject: Subject) -> None:
 
 @check("MOVE-05ab", "paged")
 def load_of_ranges_of_layers_restores_the_sequence(subject: Subject) -> None:
-    subject.need(num_layers=2)
+    subject.require_size(num_layers=2)
     layers = subject.size("num_layers", 2)
     load_parts(subject, "layers", [0, 1], [1, layers])
 
 
 @check("MOVE-05ab", "paged")
 def load_of_ranges_of_heads_restores_the_sequence(subject: Subject) -> None:
-    subject.need(num_kv_heads=2)
+    subject.require_size(num_kv_heads=2)
     load_parts(subject, "heads", [0, 1], [1, subject.heads])
 
 
 @check("MOVE-05ab", "paged")
 def load_of_parts_restores_codes_scales_and_zeros(subject: Subject) -> None:
-    subject.need(num_kv_heads=2)
-    for name in one_of_each_kind(subject, "dtype"):
+    subject.require_size(num_kv_heads=2)
+    for name in one_format_per_kind(subject, "dtype"):
         sizes = {"dtype": name, "head_dim": dim_of(name)}
         load_parts(subject, "tokens", [0, 2], [2, TOKENS], **sizes)
-        if inner_of(name) not in AFFINE:  # affine scales are for all heads of a token
+        if inner_of(name) not in AFFINE_FORMATS:  # affine scales are for all heads of a token
             load_parts(subject, "heads", [0, 1], [1, subject.heads], **sizes)
 
 
 @check("MOVE-05c", "paged")
 def load_of_a_wrong_part_changes_nothing(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     cache = cache_with_blocks(subject, 24)
     sequence, tokens = written_sequence(subject, cache, TOKENS)
     another, _ = written_sequence(subject, cache, TOKENS - 1)
@@ -259,7 +259,7 @@ def write_and_truncate_between_loads_of_parts_succeed(subject: Subject) -> None:
     first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))
     loaded, own = written_sequence(subject, other, 5)
     other.load(loaded, first)
-    more = pair_of_tokens(subject, 2)
+    more = random_pair(subject, 2)
     for layer, (keys, values) in enumerate(own):
         other.write(loaded, layer, 5, *more)
         own[layer] = np.concatenate([keys, more[0]]), np.concatenate([values, more[1]])
@@ -273,7 +273,7 @@ def write_and_truncate_between_loads_of_parts_succeed(subject: Subject) -> None:
 
 @check("MOVE-05d", "paged")
 def load_of_parts_changes_no_saved_or_forked_sequence(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     cache, other = cache_with_blocks(subject), cache_with_blocks(subject, 32)
     sequence, tokens = written_sequence(subject, cache, TOKENS)
     first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))

@@ -6,10 +6,18 @@ from itertools import permutations
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import offered, room, to_be_filled
 from kvref_conformance.families.paged.fixture import PagedFixture, small_session
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, default_scale, may_raise, normal, raises, true
+from kvref_conformance.testlib.assertions import (
+    assert_equal,
+    assert_pair,
+    assert_true,
+    default_scale,
+    may_raise,
+    normal_rows,
+    raises,
+)
 from kvref_conformance.testlib.registry import check
 
 
@@ -38,7 +46,7 @@ def fork_reads_as_its_parent(subject: Subject) -> None:
             assert_pair(session.cache.gather(child, layer), session.cache.gather(parent, layer), f"layer {layer} of the fork")
         session.look()
         most, allocated = len(partly) if session.unit == 1 else len({*partly}) * session.unit, session.used() - used
-        true(0 <= allocated <= most, f"blocks that fork allocated, with {lengths} tokens", f"at most {most}", allocated)
+        assert_true(0 <= allocated <= most, f"blocks that fork allocated, with {lengths} tokens", f"at most {most}", allocated)
         session.count_blocks()
 
 
@@ -48,7 +56,7 @@ def fork_returns_an_id_that_was_never_used(subject: Subject) -> None:
     used = {parent := session.create(1)}
     for _ in range(4):
         child = session.cache.fork(parent)
-        true(child not in used, "the id of a fork", f"an id not in {used}", child)
+        assert_true(child not in used, "the id of a fork", f"an id not in {used}", child)
         used.add(child)
         session.cache.drop(child)
         with raises("SequenceNotFound"):
@@ -58,7 +66,7 @@ def fork_returns_an_id_that_was_never_used(subject: Subject) -> None:
 
 @check("SHARE-03d", "paged")
 def fork_in_a_full_pool_raises_or_copies_the_last_block(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     session = PagedFixture(subject, lambda: to_be_filled(subject, 3))
     parent = session.create(room(session.cache) * session.size - 1)
     before, child = session.blocks(), None
@@ -90,7 +98,7 @@ def operations_on_sharers(session: PagedFixture, parent: int, child: int) -> lis
 
 @check("SHARE-04", "paged")
 def operations_in_turn_on_one_of_three_sharers_change_no_other(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     for more in (0, 1):  # the last block is full, then partly filled
         session = small_session(subject, 18)
         parent = session.create(2 * session.size + more)
@@ -128,7 +136,7 @@ def locate_tokens(session: PagedFixture) -> bool:
     """Calls the operations that find tokens by the block tables. Returns whether one is provided."""
     provided, size = False, session.subject.size("group_size", 1)
     offered(partial(session.look, "block_table"))
-    query = normal(session.subject, 1, session.row[0] * size, session.row[1])
+    query = normal_rows(session.subject, 1, session.row[0] * size, session.row[1])
     for sequence in session.model.sequences:
         for layer in session.layers:
             calls: list[tuple[str, tuple[Any, ...]]] = [
@@ -179,7 +187,7 @@ def write_to_a_shared_block_changes_no_other_table_entry(subject: Subject) -> No
     after = session.tables()
     assert_equal(after[parent], before[parent], "tables of the parent after a write to the child")
     copy = after[child][0][1]
-    true(copy not in after[parent][0], "the block that the child wrote to", f"a block not in {after[parent][0]}", copy)
+    assert_true(copy not in after[parent][0], "the block that the child wrote to", f"a block not in {after[parent][0]}", copy)
     for layer in session.layers:
         copied = layer == 0 or session.unit > 1
         got, want = ([table[0], *table[1 + copied :]] for table in (after[child][layer], before[child][layer]))
@@ -198,13 +206,13 @@ def append_step_of_all_sharers_copies_for_all_but_one(subject: Subject) -> None:
         owners = min(3, len(writers) + 1)
         counts = [(1 + each) * len(session.layers) for each in (owners, 3)]  # 3 if each fork has a copy
         what = f"allocated blocks after a step of sharers {writers} of three"
-        true(session.used() in counts, what, " or ".join(map(str, counts)), session.used())
+        assert_true(session.used() in counts, what, " or ".join(map(str, counts)), session.used())
         session.count_blocks()
 
 
 @check("SHARE-05d", "paged")
 def append_step_needs_no_room_for_the_last_sharer(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     session, parent = nearly_full_session(subject)
     session.append_step([parent, session.cache.fork(parent)])
     session.look()
@@ -241,7 +249,7 @@ def drop_of_sharers_in_any_order_frees_only_unshared_blocks(subject: Subject) ->
 
 @check("SHARE-07", "paged")
 def write_without_room_for_its_copies_changes_nothing(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for one_short in (False, True):
         session = PagedFixture(subject, partial(to_be_filled, subject, 3, one_short=one_short))
         entries, last = room(session.cache), session.layers[-1]
@@ -263,7 +271,7 @@ def write_without_room_for_its_copies_changes_nothing(subject: Subject) -> None:
 
 @check("SHARE-07", "paged")
 def append_step_without_room_for_its_copies_changes_nothing(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     session, parent = nearly_full_session(subject)
     family = [parent]
     with may_raise("OutOfBlocks"):  # if fork copies the last block
@@ -334,7 +342,7 @@ def fork_of_an_unknown_sequence_raises(subject: Subject) -> None:
 
 @check("SHARE-09", "paged")
 def fork_of_a_fork_reads_right_after_drops_and_reuse_of_blocks(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     for more in (0, 1):
         session = small_session(subject, 18)
         parent = session.create(2 * session.size + more)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.derived_operations import DerivedOperation, cut, in_turn
-from kvref_conformance.calls.messages import kinds_of
+from kvref_conformance.calls.derived_operations import DerivedOperation, call_in_order, slice_tokens
+from kvref_conformance.calls.messages import error_kinds
 from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import Broken, NotOffered
 
 Pair = tuple[NDArray, NDArray]
 
@@ -44,7 +44,9 @@ def write_at_the_end(cache: ObjectProxy, sequence: int, layer: int, start: int, 
     if shapes[0][0] == 0:
         cache.append([], layer, keys, values)
     one = [range(n, n + 1) for n in range(shapes[0][0])]
-    in_turn(partial(cache.append, [sequence], layer, cut(keys, 0, each), cut(values, 0, each)) for each in one)
+    call_in_order(
+        partial(cache.append, [sequence], layer, slice_tokens(keys, 0, each), slice_tokens(values, 0, each)) for each in one
+    )
 
 
 def append_each(cache: ObjectProxy, sequences: Sequence[int], layer: int, keys: Any, values: Any) -> None:
@@ -54,7 +56,7 @@ def append_each(cache: ObjectProxy, sequences: Sequence[int], layer: int, keys: 
     def one(row: int, sequence: int) -> None:
         cache.write(sequence, layer, cache.length(sequence, layer), keys[row : row + 1], values[row : row + 1])
 
-    in_turn(partial(one, row, sequence) for row, sequence in enumerate(sequences))
+    call_in_order(partial(one, row, sequence) for row, sequence in enumerate(sequences))
 
 
 def step_of_one_layer(cache: ObjectProxy, sequences: Sequence[int], layer: int, keys: Any, values: Any) -> None:
@@ -67,7 +69,7 @@ def step_of_one_layer(cache: ObjectProxy, sequences: Sequence[int], layer: int, 
 def append_to_each_layer(cache: ObjectProxy, sequences: Sequence[int], keys: Any, values: Any) -> None:
     if not _pair(keys, values) or len(keys) != cache.config["num_layers"]:
         raise NotOffered("append_step of other arrays than one batch per layer (derived from append)")
-    in_turn(partial(cache.append, sequences, layer, keys[layer], values[layer]) for layer in range(len(keys)))
+    call_in_order(partial(cache.append, sequences, layer, keys[layer], values[layer]) for layer in range(len(keys)))
 
 
 def gather_each(cache: ObjectProxy, sequences: Sequence[int], layer: int) -> tuple[NDArray, NDArray, NDArray]:
@@ -97,11 +99,11 @@ def block_table_of_its_slots(cache: ObjectProxy, sequence: int, layer: int) -> l
         try:
             (slot,) = cache.slot_mapping(sequence, layer, len(table) * size, 1)
         except Exception as error:
-            if "PositionOutOfRange" not in kinds_of(error):
+            if "PositionOutOfRange" not in error_kinds(error):
                 raise
             return table
         table.append(slot // size)
-    raise Broken("paged.slot_mapping", "PositionOutOfRange past the last block of the pool", f"slot {slot}", "PAGED-06")
+    raise ClauseViolation("paged.slot_mapping", "PositionOutOfRange past the last block of the pool", f"slot {slot}", "PAGED-06")
 
 
 def slots_of_the_table(cache: ObjectProxy, sequence: int, layer: int, start: int, count: int) -> list[int]:
@@ -133,7 +135,7 @@ DERIVED = (
     DerivedOperation("read", "PAGED-12", ("gather",), read_of_what_is_gathered),
     DerivedOperation("length", "PAGED-17", ("lengths",), lambda cache, sequence, layer: cache.lengths([sequence], layer)[0]),
     DerivedOperation("length", "PAGED-12", ("gather",), length_of_what_is_gathered),
-    DerivedOperation("write", "PAGED-16", ("length", "append"), write_at_the_end, cuts=True),
+    DerivedOperation("write", "PAGED-16", ("length", "append"), write_at_the_end, splits_appends=True),
     DerivedOperation("append", "PAGED-16", ("length", "write"), append_each),
     DerivedOperation("append", "PAGED-16", ("append_step",), step_of_one_layer),
     DerivedOperation("append_step", "PAGED-16", ("append",), append_to_each_layer),

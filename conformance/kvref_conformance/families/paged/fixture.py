@@ -7,32 +7,34 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import NO_BLOCK, layers_of, with_room
 from kvref_conformance.families.paged.model import Paged
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import SCALED
-from kvref_conformance.oracle.token_storage import tokens_as
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, reads
-from kvref_conformance.testlib.fixtures import blocks_of, pair_of_tokens
+from kvref_conformance.oracle.formats import SCALED_FORMATS
+from kvref_conformance.oracle.token_storage import expected_tokens
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_reads
+from kvref_conformance.testlib.fixtures import block_table_of, random_pair
 from kvref_conformance.testlib.session import Session
 
 Pair = tuple[NDArray, NDArray]
 
 
 def read_back(subject: Subject, cache: ObjectProxy, got: Pair, wrote: Pair, what: str) -> None:
-    """Raises Broken unless tokens [n, heads, dim] read as written, or as the format of the cache defines if it has scales."""
-    if (format := cache.config["dtype"]) not in SCALED:
+    """Raises ClauseViolation unless tokens [n, heads, dim] read as written, or as the format of the cache defines if it has
+    scales.
+    """
+    if (format := cache.config["dtype"]) not in SCALED_FORMATS:
         assert_pair(got, wrote, what)
     else:
         scales = cache.config.get("key_scale"), cache.config.get("value_scale")
-        keys, values = (tokens_as(part, format, scale) for part, scale in zip(wrote, scales, strict=True))
-        reads(subject, got, (keys, values), what, format)
+        keys, values = (expected_tokens(part, format, scale) for part, scale in zip(wrote, scales, strict=True))
+        assert_reads(subject, got, (keys, values), what, format)
 
 
 def small_session(subject: Subject, entries: int = 12, sequences: int = 2, **sizes: Any) -> "PagedFixture":
     """Returns a cache with at least `entries` entries. Raises NotOffered if the limits do not allow them or the sequences."""
-    subject.need(sequences=sequences)
+    subject.require_size(sequences=sequences)
     return PagedFixture(subject, lambda: with_room(subject, entries, **sizes))
 
 
@@ -62,7 +64,7 @@ class PagedFixture(Session):
         return sequence
 
     def random_tokens(self, count: int) -> Pair:
-        return pair_of_tokens(self.subject, count, *self.row)
+        return random_pair(self.subject, count, *self.row)
 
     def write(self, sequence: int, layer: int, start: int, count: int) -> None:
         if count:
@@ -95,7 +97,7 @@ class PagedFixture(Session):
 
     def tables(self) -> dict[int, list[list[int]]]:
         """Returns the block tables of each sequence and layer."""
-        return {each: [blocks_of(self.cache, each, layer) for layer in self.layers] for each in self.model.sequences}
+        return {each: [block_table_of(self.cache, each, layer) for layer in self.layers] for each in self.model.sequences}
 
     def blocks(self) -> Any:
         """Returns the observables of blocks: the number of allocated ones and, if provided, the tables."""
@@ -105,7 +107,9 @@ class PagedFixture(Session):
             return self.used()
 
     def count_blocks(self) -> None:
-        """Raises Broken unless the number of allocated blocks is the number of blocks in the tables, if both are provided."""
+        """Raises ClauseViolation unless the number of allocated blocks is the number of blocks in the tables, if both are
+        provided.
+        """
         try:
             used, listed = self.cache.config["num_blocks"] - self.cache.num_free_blocks, len(self.listed())
         except NotOffered:
@@ -113,7 +117,7 @@ class PagedFixture(Session):
         assert_equal(used, listed, "number of allocated blocks, compared with the blocks in the tables")
 
     def drop_all(self) -> None:
-        """Drops every sequence. Raises Broken unless all blocks are free afterwards."""
+        """Drops every sequence. Raises ClauseViolation unless all blocks are free afterwards."""
         for sequence in list(self.model.sequences):
             self.cache.drop(sequence)
         assert_equal(self.used(), 0, "allocated blocks after drop of all sequences")

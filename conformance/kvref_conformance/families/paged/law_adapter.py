@@ -9,10 +9,10 @@ import numpy as np
 
 from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered, OperationDeclined
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import dim_of
-from kvref_conformance.outcome import Declined, NotOffered
-from kvref_conformance.testlib.fixtures import blocks_of, different_size, one_of_each_kind, pair_of_tokens, random_tokens
+from kvref_conformance.testlib.fixtures import block_table_of, different_size, one_format_per_kind, random_pair, random_tokens
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
@@ -44,28 +44,28 @@ class PagedLawAdapter(LawAdapter):
     def beside(self, sequence: int, layer: int) -> "PagedLawAdapter":
         """Returns a stream of another sequence or layer of the same cache."""
         other = copy(self)
-        other.sequence, other.layer, other.taken = sequence, layer, 0
+        other.sequence, other.layer, other.num_appended = sequence, layer, 0
         return other
 
-    def another(self) -> "PagedLawAdapter":
-        self.subject.need(sequences=2)
+    def sibling(self) -> "PagedLawAdapter":
+        self.subject.require_size(sequences=2)
         if self.room() < TWO:
             raise NotOffered(
-                f"blocks for two sequences, where its limits say {self.subject.limits.of(self.family, 'num_blocks')}"
+                f"blocks for two sequences, where its limits say {self.subject.limits.limit(self.family, 'num_blocks')}"
             )
         return self.beside(self.begun(), 0)
 
-    def give(self, keys: NDArray | OwnArray, values: NDArray | OwnArray) -> None:
+    def append_arrays(self, keys: NDArray | OwnArray, values: NDArray | OwnArray) -> None:
         self.cache.write(self.sequence, self.layer, len(self), keys, values)
 
     def overwrite(self, keys: NDArray, values: NDArray) -> None:
         self.cache.write(self.sequence, 0, 0, keys, values)
 
-    def in_formats(self) -> Iterator[LawAdapter]:
-        for name in one_of_each_kind(self.subject, "dtype"):
-            yield self.fresh(dtype=name, head_dim=dim_of(name))
+    def scaled_format_streams(self) -> Iterator[LawAdapter]:
+        for name in one_format_per_kind(self.subject, "dtype"):
+            yield self.new_cache(dtype=name, head_dim=dim_of(name))
 
-    def saved_as_is(self) -> Any:
+    def save_unconverted(self) -> Any:
         return self.cache.as_is("save", self.sequence)
 
     def load(self, data: Any) -> None:
@@ -75,10 +75,10 @@ class PagedLawAdapter(LawAdapter):
             raise NotOffered(f"room for two sequences of {MOVED} tokens, where its limits leave {self.room()}")
         self.cache.load(self.sequence, data)
 
-    def elsewhere(self) -> LawAdapter:
+    def loading_stream(self) -> LawAdapter:
         size = self.subject.size("block_size", self.config["block_size"] + 1)
         blocks = -(-self.config["num_blocks"] * self.config["block_size"] // size) + self.config["num_layers"]
-        return self.fresh(**self.config | {"block_size": size, "num_blocks": blocks})
+        return self.new_cache(**self.config | {"block_size": size, "num_blocks": blocks})
 
     def length(self) -> int:
         return int(self.cache.length(self.sequence, self.layer))
@@ -86,26 +86,26 @@ class PagedLawAdapter(LawAdapter):
     def read(self) -> tuple[NDArray, NDArray]:
         return tuple(self.cache.gather(self.sequence, self.layer))
 
-    def read_as_is(self) -> Any:
+    def read_unconverted(self) -> Any:
         try:
             return self.cache.as_is("gather", self.sequence, 0)
-        except Declined:
+        except OperationDeclined:
             return self.cache.as_is("read", self.sequence, 0, list(range(len(self))))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.cache.drop(self.sequence)
-        self.sequence, self.taken = self.begun(), 0
+        self.sequence, self.num_appended = self.begun(), 0
 
-    def numbers(self) -> Iterable[tuple[str, Any]]:
-        yield from self.attributes("num_free_blocks", "utilization")
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
+        yield from self.offered_attributes("num_free_blocks", "utilization")
         for layer in range(self.config["num_layers"]):
             with suppress(NotOffered):
-                yield f"blocks of layer {layer}", len(blocks_of(self.cache, self.sequence, layer))
+                yield f"blocks of layer {layer}", len(block_table_of(self.cache, self.sequence, layer))
             yield f"length of layer {layer}", self.cache.length(self.sequence, layer)
 
-    def out_of_range(self) -> list[BadCall]:
+    def out_of_range_calls(self) -> list[BadCall]:
         sequence, length = self.sequence, len(self)
-        keys, values = pair_of_tokens(self.subject, 1)
+        keys, values = random_pair(self.subject, 1)
         calls: list[BadCall] = [
             ("OutOfBlocks", "ensure_capacity", (sequence, self.room() + 1)),
             ("PositionOutOfRange", "ensure_capacity", (sequence, -1)),
@@ -113,7 +113,7 @@ class PagedLawAdapter(LawAdapter):
             ("PositionOutOfRange", "write", (sequence, 0, length + 1, keys, values)),
             ("PositionOutOfRange", "write", (sequence, 0, -1, keys, values)),
         ]
-        many = pair_of_tokens(self.subject, 9)  # would need more blocks
+        many = random_pair(self.subject, 9)  # would need more blocks
         for layer in (-1, self.config["num_layers"]):
             calls += [("LayerOutOfRange", "write", (sequence, layer, 0, keys, values))]
             calls += [("LayerOutOfRange", "write", (sequence, layer, length, *many))]
@@ -123,7 +123,7 @@ class PagedLawAdapter(LawAdapter):
         calls += [("SequenceNotFound", "gather", (other, 0)) for other in (-1, sequence + 10**6)]
         return calls + [("SequenceNotFound", "write", (other, 0, 0, keys, values)) for other in (-1, sequence + 10**6)]
 
-    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+    def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         pairs, queries, good = wrong_pairs(self.subject), wrong_queries(self.subject), random_tokens(self.subject, 1)
         layers = self.config["num_layers"]
         steps = [(np.stack([key] * layers), np.stack([value] * layers)) for key, value in pairs]
@@ -134,8 +134,8 @@ class PagedLawAdapter(LawAdapter):
             "attend": [(self.sequence, 0, query, 1.0) for query in queries],
         }
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        keys, values = pair_of_tokens(self.subject, 1)
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = random_pair(self.subject, 1)
         yield from (("ensure_capacity", (self.sequence, count)) for count in (*NEGATIVE, LARGEST_JSON_INTEGER))
         yield from (("write", (self.sequence, 0, start, keys, values)) for start in NEGATIVE)
         for sequence in (-1, LARGEST_JSON_INTEGER, self.sequence, self.sequence):
@@ -158,7 +158,7 @@ class PagedLawAdapter(LawAdapter):
 
     def counters(self, appended: int) -> Iterator[Counter]:
         most = {"num_free_blocks": self.config["num_blocks"], "utilization": 1.0}
-        for name, number in self.attributes(*most):
+        for name, number in self.offered_attributes(*most):
             yield name, number, most[name]
         if not self.dropped:
             yield "length", self.cache.length(self.sequence, 0), self.own_room()
@@ -166,6 +166,6 @@ class PagedLawAdapter(LawAdapter):
     def own_room(self) -> int:
         """Returns the capacity of the sequence, or of the whole pool if block tables are not provided."""
         try:
-            return int(self.config["block_size"] * len(blocks_of(self.cache, self.sequence, 0)))
+            return int(self.config["block_size"] * len(block_table_of(self.cache, self.sequence, 0)))
         except NotOffered:
             return self.room()

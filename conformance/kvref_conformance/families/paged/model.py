@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import show
+from kvref_conformance.calls.messages import format_value
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families.paged.ownership_model import (
     RELEASED,
     Alternative,
@@ -21,23 +22,22 @@ from kvref_conformance.families.paged.ownership_model import (
 )
 from kvref_conformance.families.paged.table_model import LayerTable, TableModel, Token, stacked, stored
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import attended, wrong_query
-from kvref_conformance.oracle.expectations import (  # fmt: skip
+from kvref_conformance.oracle.attention import expect_attend, query_errors
+from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     AnyOf,
     Expectation,
     ExpectedArrays,
     ExpectedError,
     UnjudgedReply,
-    exactly,
-    not_in_range,
-    tokens_of,
-    wrong_arrays,
+    array_errors,
+    count_tokens,
+    exact_reads,
+    range_errors,
 )
-from kvref_conformance.oracle.reference_model import Look
+from kvref_conformance.oracle.reference_model import ReadCall
 from kvref_conformance.oracle.saved_state import SerializableModel
-from kvref_conformance.oracle.token_storage import unstorable
-from kvref_conformance.outcome import Broken
+from kvref_conformance.oracle.token_storage import storage_errors
 
 # The clause that wrong tokens break, by the last operation on their sequence.
 TOKENS = {
@@ -56,21 +56,21 @@ class NewOrRefused(AcceptedOrError):
     says: str = ""
     used: Container[int] = ()
 
-    def look(self, ok: Any, op: str, level: Any) -> None:
+    def compare(self, ok: Any, op: str, level: Any) -> None:
         if ok in self.used:
-            raise Broken(op, self.says, show(ok), "PAGED-01")
+            raise ClauseViolation(op, self.says, format_value(ok), "PAGED-01")
 
 
 class Paged(TableModel, SerializableModel):
     family = "paged"
-    no_room = ("OutOfBlocks",)
+    room_errors = ("OutOfBlocks",)
     tables_alone = False  # whether the cache stores no tokens, so that it can release blocks that it only allocated
 
-    def declared(self, switch: Callable[[str], bool]) -> None:
+    def apply_limits(self, switch: Callable[[str], bool]) -> None:
         self.tables_alone = switch("tables_alone")
 
-    def looks(self) -> list[Look]:
-        found: list[Look] = [("num_free_blocks", {}), ("utilization", {})]
+    def observations(self) -> list[ReadCall]:
+        found: list[ReadCall] = [("num_free_blocks", {}), ("utilization", {})]
         for sequence in self.sequences:
             for layer in range(self.layers):
                 found += [(name, {"sequence": sequence, "layer": layer}) for name in ("length", "block_table", "gather")]
@@ -84,7 +84,7 @@ class Paged(TableModel, SerializableModel):
 
         used = set(self.ids)
         says = f"an id never used before, not among {sorted(used)}"
-        return AnyOf("PAGED-01", self.did("create", change), says=says, accepts=lambda id: id not in used)
+        return AnyOf("PAGED-01", self.on_success("create", change), range_text=says, accepts=lambda id: id not in used)
 
     def _open(self, sequence: int, kin: int, layers: list[LayerTable]) -> None:
         self.ids.add(sequence)
@@ -92,7 +92,7 @@ class Paged(TableModel, SerializableModel):
 
     def drop(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         shared, released = self._shares(sequence), self.first_position(sequence) > 0
 
         def change(ok: Any) -> None:
@@ -104,11 +104,11 @@ class Paged(TableModel, SerializableModel):
             self.settle(self.ways)
 
         clause, did = ("WIN-09", "released") if released else ("SHARE-06", "parted") if shared else ("PAGED-07", "drop")
-        return Expectation(clause, self.did(did, change))
+        return Expectation(clause, self.on_success(did, change))
 
     def fork(self, sequence: Any) -> Expectation:
         if wrong := self._unknown(sequence):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         layers = [list(layer.tokens) for layer in self.sequences[sequence]]
         lengths, used = list(map(len, layers)), set(self.ids)
         child = -1 - len(self.ids)  # a placeholder until the id is known
@@ -125,17 +125,17 @@ class Paged(TableModel, SerializableModel):
             self._open(new, self.kin[sequence], [LayerTable(tokens) for tokens in layers])
             self.written, self.touched = (new, -1, range(0)), {new}
 
-        then, says = self.did("fork", change), f"an id never used before, not among {sorted(used)}"
+        then, says = self.on_success("fork", change), f"an id never used before, not among {sorted(used)}"
         if found.stays:
-            return NewOrRefused("SHARE-03", then, kinds=("OutOfBlocks",), refused=self.none_left(found), says=says, used=used)
-        return AnyOf("SHARE-03", then, says=says, accepts=lambda id: id not in used)
+            return NewOrRefused("SHARE-03", then, kinds=("OutOfBlocks",), on_error=self.none_left(found), says=says, used=used)
+        return AnyOf("SHARE-03", then, range_text=says, accepts=lambda id: id not in used)
 
     def truncate(self, sequence: Any, length: Any) -> Expectation:
-        wrong = self._unknown(sequence) + not_in_range(length, self._shortest(sequence) + 1, "PositionOutOfRange", "EDIT-02")
+        wrong = self._unknown(sequence) + range_errors(length, self._shortest(sequence) + 1, "PositionOutOfRange", "EDIT-02")
         if not wrong and 0 < length < self.first_position(sequence):
             wrong = [("NotTruncatable", "WIN-09")]
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         filled = -(-length // self.size)
 
         def change(ok: Any) -> None:
@@ -144,14 +144,14 @@ class Paged(TableModel, SerializableModel):
                 del layer.tokens[length:]
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
-        return Expectation("EDIT-01", self.did("truncate", change))
+        return Expectation("EDIT-01", self.on_success("truncate", change))
 
     def release_before(self, sequence: Any, position: Any) -> Expectation:
         most = self._shortest(sequence)
         if self.tables_alone and sequence in self.sequences:
             most = self.blocks[sequence] * self.size
-        if wrong := self._unknown(sequence) + not_in_range(position, most + 1, "PositionOutOfRange", "WIN-09"):
-            return self.refuse(wrong)
+        if wrong := self._unknown(sequence) + range_errors(position, most + 1, "PositionOutOfRange", "WIN-09"):
+            return self.expect_error(wrong)
 
         def change(ok: Any) -> None:
             for held in self.ways:
@@ -159,16 +159,16 @@ class Paged(TableModel, SerializableModel):
             self.settle(self.ways)
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
-        return Expectation("WIN-09", self.did("released", change))
+        return Expectation("WIN-09", self.on_success("released", change))
 
     def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expectation:
         shortest = self._shortest(sequence)
-        wrong = self._unknown(sequence) + not_in_range(stop, shortest + 1, "PositionOutOfRange", "EDIT-10")
-        wrong += not_in_range(start, 1 + (shortest if wrong else stop), "PositionOutOfRange", "EDIT-10")
+        wrong = self._unknown(sequence) + range_errors(stop, shortest + 1, "PositionOutOfRange", "EDIT-10")
+        wrong += range_errors(start, 1 + (shortest if wrong else stop), "PositionOutOfRange", "EDIT-10")
         if theta is not None:
             raise ValueError("remove with theta is not modeled; checks judge it")
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         if start < (first := self.first_position(sequence)):
             raise ValueError("remove at a released position is not modeled, because it may raise or not")
         layers = [layer.tokens for layer in self.sequences[sequence]]
@@ -181,11 +181,11 @@ class Paged(TableModel, SerializableModel):
                 del tokens[start:stop]
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
-        then = self.did("remove", change)
+        then = self.on_success("remove", change)
         kinds = ["OutOfBlocks"] * bool(found.stays and gap) + ["PositionOutOfRange"] * bool(first)
         if kinds:
             refused = self.none_left(Transition() if first else found)
-            return AcceptedOrError("EDIT-10", then, kinds=tuple(kinds), refused=refused)
+            return AcceptedOrError("EDIT-10", then, kinds=tuple(kinds), on_error=refused)
         return Expectation("EDIT-10", then)
 
     def shape(self) -> Any:
@@ -193,16 +193,16 @@ class Paged(TableModel, SerializableModel):
 
     def save(self, sequence: Any, layers: Any = None, tokens: Any = None, heads: Any = None) -> Expectation:
         if wrong := self._unknown(sequence):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         if (layers, tokens, heads) != (None, None, None):
             raise ValueError("save of parts is not modeled; checks judge it")
         content = [list(layer.tokens) for layer in self.sequences[sequence]]
-        return self.saving((self.first_position(sequence), content), empty=not any(content))
+        return self.expect_save((self.first_position(sequence), content), empty=not any(content))
 
     def load(self, sequence: Any, data: Any) -> Expectation:
-        wrong, found = self._unknown(sequence), self.moved.get(np.asarray(data).tobytes())
+        wrong, found = self._unknown(sequence), self.saved_states.get(np.asarray(data).tobytes())
         if wrong or found is None or found.shape != self.shape():
-            return self.loading(data, wrong, lambda content: None)
+            return self.expect_load(data, wrong, lambda content: None)
         first, layers = found.content
         if first % self.size:
             raise ValueError("load of a sequence whose first position is inside a block is not modeled")
@@ -220,26 +220,28 @@ class Paged(TableModel, SerializableModel):
 
         after = outcome(self.ways, self.total, ways)
         if not after.goes and not self.lost:
-            return ExpectedError("MOVE-02", kinds=("OutOfBlocks",), refused=lambda: self.did("not loaded")(None))
+            return ExpectedError("MOVE-02", kinds=("OutOfBlocks",), on_error=lambda: self.on_success("not loaded")(None))
 
         def change(content: Any) -> None:
             self.settle(after.after or self.ways)
             self.sequences[sequence] = [LayerTable(list(tokens)) for tokens in layers]
             self.kin[sequence], self.written, self.touched = sequence, (sequence, -1, range(0)), {sequence}
 
-        loaded = self.loading(data, wrong, change)
+        loaded = self.expect_load(data, wrong, change)
         if after.stays or self.lost:
-            return AcceptedOrError(loaded.clause, loaded.then, kinds=("OutOfBlocks",), refused=self.none_left(after))
+            return AcceptedOrError(loaded.clause, loaded.on_result, kinds=("OutOfBlocks",), on_error=self.none_left(after))
         return loaded
 
     def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row))
-        wrong = self._unknown(sequence, layer) + wrong_arrays(*given)
-        wrong += not_in_range(start, self._longest(sequence, layer) + 1, "PositionOutOfRange", "PAGED-10")
+        wrong = self._unknown(sequence, layer) + array_errors(*given)
+        wrong += range_errors(start, self._longest(sequence, layer) + 1, "PositionOutOfRange", "PAGED-10")
         wrong += self._released(sequence, start)
         if wrong:
-            end = tokens_of(*given) + (max(0, start) if isinstance(start, int) else 0)
-            return self.refuse(wrong + self.may_be_short({sequence: -(-end // self.size)}) + unstorable(keys, values, self.dtype))
+            end = count_tokens(*given) + (max(0, start) if isinstance(start, int) else 0)
+            return self.expect_error(
+                wrong + self.may_be_short({sequence: -(-end // self.size)}) + storage_errors(keys, values, self.dtype)
+            )
         tokens, end = self.sequences[sequence][layer].tokens, start + len(keys)
         new, nan = stored(keys, values, self.dtype, self.scales)
 
@@ -255,18 +257,18 @@ class Paged(TableModel, SerializableModel):
     def append(self, sequences: Sequence[Any], layer: Any, keys: Any, values: Any) -> Expectation:
         shape = (len(sequences), *self.row)
         wrong = self._batch(sequences, layer)
-        layers = [] if not_in_range(layer, self.layers, "LayerOutOfRange") else [layer]
-        if wrong := wrong + wrong_arrays((keys, shape), (values, shape)):
+        layers = [] if range_errors(layer, self.layers, "LayerOutOfRange") else [layer]
+        if wrong := wrong + array_errors((keys, shape), (values, shape)):
             short = self.may_be_short(self._needed(sequences, layers))
-            return self.refuse(wrong + short + unstorable(keys, values, self.dtype))
+            return self.expect_error(wrong + short + storage_errors(keys, values, self.dtype))
         return self._appending(sequences, layers, keys[None], values[None])
 
     def append_step(self, sequences: Sequence[Any], keys: Any, values: Any) -> Expectation:
         shape = (self.layers, len(sequences), *self.row)
         layers, wrong = list(range(self.layers)), self._batch(sequences, 0)
-        if wrong := wrong + wrong_arrays((keys, shape), (values, shape)):
+        if wrong := wrong + array_errors((keys, shape), (values, shape)):
             short = self.may_be_short(self._needed(sequences, layers))
-            return self.refuse(wrong + short + unstorable(keys, values, self.dtype))
+            return self.expect_error(wrong + short + storage_errors(keys, values, self.dtype))
         return self._appending(sequences, layers, keys, values)
 
     def _needed(self, sequences: Sequence[Any], layers: list[int]) -> dict[int, int]:
@@ -299,13 +301,13 @@ class Paged(TableModel, SerializableModel):
 
     def gather(self, sequence: Any, layer: Any) -> Expectation:
         wrong = self._unknown(sequence, layer)
-        return self.refuse(wrong) if wrong else self._tokens(sequence, layer, None)
+        return self.expect_error(wrong) if wrong else self._tokens(sequence, layer, None)
 
     def read(self, sequence: Any, layer: Any, positions: Sequence[int]) -> Expectation:
         wrong, length = self._unknown(sequence, layer), self._longest(sequence, layer)
-        wrong += [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange", "LAW-05")]
+        wrong += [each for position in positions for each in range_errors(position, length, "PositionOutOfRange", "LAW-05")]
         wrong += [each for position in positions for each in self._released(sequence, position)]
-        return self.refuse(wrong) if wrong else self._tokens(sequence, layer, list(positions))
+        return self.expect_error(wrong) if wrong else self._tokens(sequence, layer, list(positions))
 
     def _tokens(self, sequence: int, layer: int, positions: list[int] | None) -> Expectation:
         tokens = self.sequences[sequence][layer].tokens
@@ -313,35 +315,35 @@ class Paged(TableModel, SerializableModel):
         parts, unsure = stacked([tokens[position] for position in positions], self.row, self.dtype)
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
-            if self.last in ANY_TOKENS:
-                return ANY_TOKENS[self.last]
+            if self.last_change in ANY_TOKENS:
+                return ANY_TOKENS[self.last_change]
             if sequence not in self.touched and self._related(sequence):
                 return "SHARE-04"
-            if sequence in self.touched and self.last in TOKENS:
-                return TOKENS[self.last]
-            if self.last == "append":
+            if sequence in self.touched and self.last_change in TOKENS:
+                return TOKENS[self.last_change]
+            if self.last_change == "append":
                 return "PAGED-16"
             if (sequence, layer) != self.written[:2]:
                 return "LAW-02"
             return "PAGED-11" if self.overwrote and positions[index[0]] not in self.written[2] else "LAW-04"
 
-        return ExpectedArrays("PAGED-12", names=("keys", "values"), parts=parts, unsure=unsure, clause_at=clause_at)
+        return ExpectedArrays("PAGED-12", names=("keys", "values"), parts=parts, undetermined=unsure, clause_at=clause_at)
 
     def gather_batch(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         each = [self._covered(sequence, layer) for sequence in sequences]
         parts, unsure = stacked([token for part in each for token in part], self.row, self.dtype)
         if unsure is not None:
             return UnjudgedReply("LAW-14")
-        offsets = exactly(np.cumsum([0, *map(len, each)]))
+        offsets = exact_reads(np.cumsum([0, *map(len, each)]))
         return ExpectedArrays("PAGED-17", names=("keys", "values", "offsets"), parts=(*parts, offsets))
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expectation:
         if wrong := self._unknown(sequence, layer):
-            return self.refuse(wrong + wrong_query(query, *self.row))
+            return self.expect_error(wrong + query_errors(query, *self.row))
         parts, unsure = stacked(self._covered(sequence, layer), self.row, self.dtype)
-        return attended("ATTN-10", query, *parts, scale) if unsure is None else UnjudgedReply("ATTN-10")
+        return expect_attend("ATTN-10", query, *parts, scale) if unsure is None else UnjudgedReply("ATTN-10")
 
     def _covered(self, sequence: int, layer: int) -> list[Token]:
         """Returns the tokens of a layer that are not released."""

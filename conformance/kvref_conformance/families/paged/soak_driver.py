@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.soak.cache_workload import WorkloadEvent
-from kvref_conformance.testlib.assertions import assert_equal, raises, true
-from kvref_conformance.testlib.fixtures import new
-from kvref_conformance.testlib.tagged_content import PREFIXES, WrittenContent, belongs, content, pair_of_content
+from kvref_conformance.testlib.assertions import assert_equal, assert_true, raises
+from kvref_conformance.testlib.fixtures import new_object
+from kvref_conformance.testlib.tagged_content import PREFIXES, WrittenContent, assert_content, content_pair, token_content
 
 CHUNK = 512  # tokens of a prompt per write
 
@@ -32,11 +32,11 @@ class SoakPagedCache:
     """Sequences in a paged cache. Each has a number, counted from 0, which is its stream of content."""
 
     def __init__(self, subject: Subject, **sizes: Any) -> None:
-        self.subject, self.cache = subject, new(subject, subject.family, **sizes)
+        self.subject, self.cache = subject, new_object(subject, subject.family, **sizes)
         self.config = self.cache.config
         if self.config["num_blocks"] < self.config["num_layers"]:
             raise NotOffered(
-                f"one block per layer, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}"
+                f"one block per layer, where its limits say num_blocks {subject.limits.limit(subject.family, 'num_blocks')}"
             )
         self.layers, self.size = range(self.config["num_layers"]), int(self.config["block_size"])
         self.written = WrittenContent(self.config["num_kv_heads"], self.config["head_dim"])
@@ -54,7 +54,7 @@ class SoakPagedCache:
 
     def create(self, number: int | None = None) -> int:
         number, id = self.created if number is None else number, self.cache.create()
-        true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "an id not in use", id)
+        assert_true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "an id not in use", id)
         self.live[number] = SoakSequence(id, [0 for _ in self.layers])
         self.created = number + 1
         return number
@@ -87,8 +87,8 @@ class SoakPagedCache:
             start, stop = one.lengths[layer], one.lengths[layer] + tokens
             self.cache.write(one.id, layer, start, *self._given(number, layer, range(start, stop)))
             one.blocks, one.lengths[layer] = max(one.blocks, self.entries(stop)), stop
-            self.written.up_to(number, layer, stop)
-            self.written.up_to(one.shared[0], layer, min(stop, one.shared[1]))
+            self.written.add_up_to(number, layer, stop)
+            self.written.add_up_to(one.shared[0], layer, min(stop, one.shared[1]))
 
     def fill(self, number: int, tokens: int, layers: Iterable[int] | None = None) -> None:
         """Writes `tokens` more tokens per layer, or as many as there are blocks for."""
@@ -99,7 +99,7 @@ class SoakPagedCache:
                 self.write(number, min(tokens, room), layers=[layer])
 
     def refused(self, number: int, tokens: int) -> None:
-        """Raises Broken unless ensure_capacity, if provided, raises OutOfBlocks for that many more tokens."""
+        """Raises ClauseViolation unless ensure_capacity, if provided, raises OutOfBlocks for that many more tokens."""
         with suppress(NotOffered), raises("OutOfBlocks"):
             self.cache.ensure_capacity(self.live[number].id, max(self.live[number].lengths) + tokens)
         self.counted()
@@ -110,7 +110,7 @@ class SoakPagedCache:
         parts = []
         for part in (0, 1):
             rows = [
-                content(numbers, layer, [one.lengths[layer] for one in ones], self.written.heads, self.written.dim, part)
+                token_content(numbers, layer, [one.lengths[layer] for one in ones], self.written.heads, self.written.dim, part)
                 for layer in self.layers
             ]
             parts.append(np.stack(rows))
@@ -118,7 +118,7 @@ class SoakPagedCache:
         for number, one in zip(numbers, ones, strict=True):
             for layer in self.layers:
                 one.lengths[layer] += 1
-                self.written.up_to(number, layer, one.lengths[layer])
+                self.written.add_up_to(number, layer, one.lengths[layer])
             one.blocks = max(one.blocks, self.entries(max(one.lengths)))
 
     def drop(self, number: int) -> None:
@@ -126,7 +126,7 @@ class SoakPagedCache:
         del self.live[number]
 
     def look(self, number: int, layers: Iterable[int] | None = None) -> None:
-        """Raises Broken unless every token of a sequence is right, in every layer or in some."""
+        """Raises ClauseViolation unless every token of a sequence is right, in every layer or in some."""
         one = self.live[number]
         for layer in self.layers if layers is None else layers:
             assert_equal(self.cache.length(one.id, layer), one.lengths[layer], f"length of sequence {number}, layer {layer}")
@@ -136,7 +136,7 @@ class SoakPagedCache:
         self._belongs(self.cache.read(self.live[number].id, layer, list(positions)), number, layer, positions)
 
     def look_at_batch(self, numbers: Sequence[int], layer: int) -> None:
-        """Raises Broken unless gather_batch and lengths are right for several sequences."""
+        """Raises ClauseViolation unless gather_batch and lengths are right for several sequences."""
         ids, lengths = [self.live[n].id for n in numbers], [self.live[n].lengths[layer] for n in numbers]
         assert_equal([int(each) for each in self.cache.lengths(ids, layer)], lengths, f"lengths in layer {layer}")
         keys, values, offsets = self.cache.gather_batch(ids, layer)
@@ -146,12 +146,12 @@ class SoakPagedCache:
             self._belongs((keys[part], values[part]), number, layer, range(length))
 
     def counted(self) -> None:
-        """Raises Broken unless the reported number of free blocks, if provided, is right."""
+        """Raises ClauseViolation unless the reported number of free blocks, if provided, is right."""
         with suppress(NotOffered):
             assert_equal(self.cache.num_free_blocks, self.free, f"free blocks with {len(self.live)} sequences")
 
     def owned(self) -> None:
-        """Raises Broken if the tables, if provided, list a block twice or one outside the pool."""
+        """Raises ClauseViolation if the tables, if provided, list a block twice or one outside the pool."""
         with suppress(NotOffered):
             self._owned()
 
@@ -161,14 +161,14 @@ class SoakPagedCache:
         for layer in self.layers:
             tables = np.asarray(self.cache.block_tables([self.live[number].id for number in numbers], layer))
             held += [int(block) for row, number in enumerate(numbers) for block in tables[row, : self.live[number].blocks]]
-        true(
+        assert_true(
             len(set(held)) == len(held),
             "number of distinct blocks in the tables of all sequences",
             f"{len(held)}, one per table entry",
             len(set(held)),
         )
         inside = all(0 <= block < self.config["num_blocks"] for block in held)
-        true(inside, "the largest id in the tables", f"an id in [0, {self.config['num_blocks']})", sorted(held)[-1:])
+        assert_true(inside, "the largest id in the tables", f"an id in [0, {self.config['num_blocks']})", sorted(held)[-1:])
 
     def streams(self, number: int, positions: Sequence[int]) -> NDArray:
         """Returns the stream of content at each of these positions."""
@@ -176,10 +176,10 @@ class SoakPagedCache:
         return np.where(np.array(positions, np.int64) < shared, prefix, number)
 
     def _given(self, number: int, layer: int, positions: range) -> tuple[NDArray, NDArray]:
-        return pair_of_content(self.streams(number, positions), layer, positions, self.written.heads, self.written.dim)
+        return content_pair(self.streams(number, positions), layer, positions, self.written.heads, self.written.dim)
 
     def _belongs(self, got: Any, number: int, layer: int, positions: Sequence[int]) -> None:
-        belongs(got, self.streams(number, positions), layer, positions, self.written)
+        assert_content(got, self.streams(number, positions), layer, positions, self.written)
 
 
 class PagedSoakDriver:

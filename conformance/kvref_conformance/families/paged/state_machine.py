@@ -8,18 +8,28 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.paged.model import Paged
 from kvref_conformance.families.paged.ownership_model import RELEASED, OwnershipState, TableEntry
-from kvref_conformance.fuzz.base_machine import ANY, COUNT, DAMAGE, LAST, FamilyStateMachine, damaged, one_of, pair, within
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
-from kvref_conformance.oracle.formats import SCALED, group_of
+from kvref_conformance.fuzz.base_machine import (
+    ANY_INDEX,
+    DAMAGE_KIND,
+    LAST_INDEX,
+    TOKEN_COUNT,
+    FamilyStateMachine,
+    choose_one,
+    clip_index,
+    damage_saved_data,
+    make_pair,
+)
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
+from kvref_conformance.oracle.formats import SCALED_FORMATS, group_of
 from kvref_conformance.testlib.fixtures import supports
 
 GONE = 8  # the index of a dropped sequence
-SEQUENCE = st.sampled_from((*(0, 1, 2) * 5, GONE, LAST))
+SEQUENCE = st.sampled_from((*(0, 1, 2) * 5, GONE, LAST_INDEX))
 BATCH = st.sampled_from((
-    (0,), (0, 1), (1, 0), (0, 1, 2), (2, 0, 1), (0, 0), (1, 0, 1), (0, 0, 0), (0, 1, 0, 1), (1, GONE), (0, LAST), (),
+    (0,), (0, 1), (1, 0), (0, 1, 2), (2, 0, 1), (0, 0), (1, 0, 1), (0, 0, 0), (0, 1, 0, 1), (1, GONE), (0, LAST_INDEX), (),
 ))  # fmt: skip
-POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST), ()))
+POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST_INDEX), ()))
 NOWHERE = 9  # a write at an invalid position
 BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # number of tokens between the start of a write and the end
 DTYPE = st.sampled_from(("float32", "float16", "bfloat16", "int8", "float32", "q4", "float32", "int8_g32_float32"))
@@ -27,7 +37,7 @@ DTYPE = st.sampled_from(("float32", "float16", "bfloat16", "int8", "float32", "q
 
 def scaled_too(machine: FamilyStateMachine, wanted: str) -> str:
     """Returns the wanted dtype. If it has scales and is not provided, returns another dtype with scales."""
-    among = (wanted, *SCALED) if wanted in SCALED else ()
+    among = (wanted, *SCALED_FORMATS) if wanted in SCALED_FORMATS else ()
     found = next((each for each in among if supports(machine.subject, "dtype", each)), wanted)
     return machine.format_for(machine.family, "dtype", found) or ""
 
@@ -43,7 +53,7 @@ class PagedStateMachine(FamilyStateMachine):
     def new(self, blocks: int, size: int, layers: int, heads: int, dim: int, dtype: str, sequences: int) -> None:
         dtype = scaled_too(self, dtype)
         dim = max(dim, group_of(dtype))
-        self.make(num_blocks=blocks, block_size=size, num_layers=layers, num_kv_heads=heads, head_dim=dim, dtype=dtype)
+        self.make_object(num_blocks=blocks, block_size=size, num_layers=layers, num_kv_heads=heads, head_dim=dim, dtype=dtype)
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
             self.layers = self.config["num_layers"]
@@ -59,8 +69,8 @@ class PagedStateMachine(FamilyStateMachine):
 
     def sequence(self, index: int) -> int:
         """Returns the id of a live sequence, or for the last two indices of a dropped and of an unknown one."""
-        there = one_of(self.model.ids - set(self.model.sequences) if index == GONE else self.model.sequences, index)
-        return 1000 if there is None or index == LAST else there
+        there = choose_one(self.model.ids - set(self.model.sequences) if index == GONE else self.model.sequences, index)
+        return 1000 if there is None or index == LAST_INDEX else there
 
     def length(self, index: int, layer: int) -> int:
         """Returns the length of a layer of the sequence with this index, or 0 if either does not exist."""
@@ -72,9 +82,9 @@ class PagedStateMachine(FamilyStateMachine):
             self.call("create", self.objects[0])
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY, back=BACK, count=COUNT, kind=kinds())
+    @rule(which=SEQUENCE, layer=ANY_INDEX, back=BACK, count=TOKEN_COUNT, kind=row_kinds())
     def write(self, which: int, layer: int, back: int, count: int, kind: str) -> None:
-        layer = within(layer, self.layers)
+        layer = clip_index(layer, self.layers)
         start = max(0, self.length(which, layer) - back) if back != NOWHERE else -1  # at, before or after the end
         self.put(which, layer, start, count * self.stride, kind)
 
@@ -84,11 +94,11 @@ class PagedStateMachine(FamilyStateMachine):
         self.put_into(self.sequence(which), layer, start, count, kind)
 
     def put_into(self, sequence: int, layer: int, start: int, count: int, kind: str) -> None:
-        keys, values = pair(self.source, (count, *self.shape), kind)
+        keys, values = make_pair(self.source, (count, *self.shape), kind)
         self.call("write", self.objects[0], sequence=sequence, layer=layer, start=start, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(which=ANY, layer=ANY, start=st.integers(0, 9), count=COUNT, kind=kinds())
+    @rule(which=ANY_INDEX, layer=ANY_INDEX, start=st.integers(0, 9), count=TOKEN_COUNT, kind=row_kinds())
     def overwrite(self, which: int, layer: int, start: int, count: int, kind: str) -> None:
         """Overwrites existing tokens only."""
         layer %= self.layers
@@ -103,43 +113,43 @@ class PagedStateMachine(FamilyStateMachine):
         self.call("write", self.objects[0], sequence=self.sequence(which), layer=0, start=0, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(which=BATCH, layer=ANY, kind=kinds(), step=st.booleans())
+    @rule(which=BATCH, layer=ANY_INDEX, kind=row_kinds(), step=st.booleans())
     def append(self, which: tuple[int, ...], layer: int, kind: str, step: bool) -> None:
         sequences = [self.sequence(each) for each in which]
         if step:
-            keys, values = pair(self.source, (self.layers, len(which), *self.shape), kind)
+            keys, values = make_pair(self.source, (self.layers, len(which), *self.shape), kind)
             self.call("append_step", self.objects[0], sequences=sequences, keys=keys, values=values)
         else:
-            keys, values = pair(self.source, (len(which), *self.shape), kind)
-            there = within(layer, self.layers)
+            keys, values = make_pair(self.source, (len(which), *self.shape), kind)
+            there = clip_index(layer, self.layers)
             self.call("append", self.objects[0], sequences=sequences, layer=there, keys=keys, values=values)
-        self.ask("gather_batch", self.objects[0], sequences=sequences, layer=within(layer, self.layers))
+        self.call_quietly("gather_batch", self.objects[0], sequences=sequences, layer=clip_index(layer, self.layers))
 
     append_more = append
 
     @precondition(lambda self: self.objects)
-    @rule(which=BATCH, layer=ANY)
+    @rule(which=BATCH, layer=ANY_INDEX)
     def read_batch(self, which: tuple[int, ...], layer: int) -> None:
-        batch = {"sequences": [self.sequence(each) for each in which], "layer": within(layer, self.layers)}
+        batch = {"sequences": [self.sequence(each) for each in which], "layer": clip_index(layer, self.layers)}
         for name in ("gather_batch", "lengths"):
-            self.ask(name, self.objects[0], **batch)
+            self.call_quietly(name, self.objects[0], **batch)
         self.call("block_tables", self.objects[0], **batch)
 
     @precondition(lambda self: self.objects)
     @rule(
         which=SEQUENCE,
-        layer=ANY,
+        layer=ANY_INDEX,
         tokens=st.sampled_from((4, 8, 12, 3, 6, 0, -1)),
         start=st.integers(-1, 3),
         count=st.integers(-1, 5),
     )
     def ensure_capacity(self, which: int, layer: int, tokens: int, start: int, count: int) -> None:
-        sequence, layer = self.sequence(which), within(layer, self.layers)
+        sequence, layer = self.sequence(which), clip_index(layer, self.layers)
         self.call("ensure_capacity", self.objects[0], sequence=sequence, num_tokens=tokens * self.stride)
-        self.ask("slot_mapping", self.objects[0], sequence=sequence, layer=layer, start=start, count=count)
+        self.call_quietly("slot_mapping", self.objects[0], sequence=sequence, layer=layer, start=start, count=count)
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY, count=COUNT, kind=kinds(), spare=st.sampled_from((0, 0, 0, 4)))
+    @rule(which=SEQUENCE, layer=ANY_INDEX, count=TOKEN_COUNT, kind=row_kinds(), spare=st.sampled_from((0, 0, 0, 4)))
     def drop(self, which: int, layer: int, count: int, kind: str, spare: int) -> None:
         """Drops a sequence, if possible one with tokens, and writes to a new one, which reuses its blocks."""
         sequence = self.chosen(which)
@@ -148,31 +158,31 @@ class PagedStateMachine(FamilyStateMachine):
             self.call("ensure_capacity", self.objects[0], sequence=sequence, num_tokens=longest + spare * self.stride)
         self.call("drop", self.objects[0], sequence=sequence)
         self.create()
-        self.put(len(self.model.sequences) - 1, within(layer, self.layers), 0, count * self.stride, kind)
+        self.put(len(self.model.sequences) - 1, clip_index(layer, self.layers), 0, count * self.stride, kind)
 
     @precondition(lambda self: self.objects and self.model.sequences)
     @rule(
         which=SEQUENCE,
-        layer=ANY,
+        layer=ANY_INDEX,
         who=st.sampled_from((0, 1, 2, 1, 3, 4)),
         back=st.sampled_from((0, 1, 2, 4, 9)),
-        count=COUNT,
-        kind=kinds(),
+        count=TOKEN_COUNT,
+        kind=row_kinds(),
     )
     def fork(self, which: int, layer: int, who: int, back: int, count: int, kind: str) -> None:
         """Forks a sequence, if possible one with tokens, and continues with the child, the parent, or both."""
         if len(self.model.sequences) >= min(4, self.subject.size("sequences", 99)):
             return
-        sequence, layer = self.chosen(which, full=True), within(layer, self.layers)
+        sequence, layer = self.chosen(which, full=True), clip_index(layer, self.layers)
         if who == 4 and sequence in self.model.sequences:  # so that every layer has a token to truncate
-            keys, values = pair(self.source, (self.layers, 1, *self.shape), kind)
+            keys, values = make_pair(self.source, (self.layers, 1, *self.shape), kind)
             self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
         child = self.call("fork", self.objects[0], sequence=sequence)
         if child is None:
             return
         one = child if who % 2 else sequence
         if who == 2:
-            keys, values = pair(self.source, (self.layers, 2, *self.shape), kind)
+            keys, values = make_pair(self.source, (self.layers, 2, *self.shape), kind)
             self.call("append_step", self.objects[0], sequences=[child, sequence], keys=keys, values=values)
         elif who in (3, 4):
             self.cut(one, back, count, remove=who == 3)
@@ -186,10 +196,17 @@ class PagedStateMachine(FamilyStateMachine):
         self.cut(self.chosen(which, full=True), back, count, remove)
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, into=SEQUENCE, layer=ANY, between=st.sampled_from((0, 1, 2, 3)), damage=DAMAGE, kind=kinds())
+    @rule(
+        which=SEQUENCE,
+        into=SEQUENCE,
+        layer=ANY_INDEX,
+        between=st.sampled_from((0, 1, 2, 3)),
+        damage=DAMAGE_KIND,
+        kind=row_kinds(),
+    )
     def move(self, which: int, into: int, layer: int, between: int, damage: int, kind: str) -> None:
         """Saves a sequence, changes or drops it, and loads the file into it or another."""
-        sequence, layer = self.chosen(which), within(layer, self.layers)
+        sequence, layer = self.chosen(which), clip_index(layer, self.layers)
         data = self.call("save", self.objects[0], sequence=sequence)
         if data is None:
             return
@@ -200,7 +217,7 @@ class PagedStateMachine(FamilyStateMachine):
         elif between == 3:
             self.call("drop", self.objects[0], sequence=sequence)
             self.create()
-        self.call("load", self.objects[0], sequence=self.sequence(into), data=damaged(data, damage))
+        self.call("load", self.objects[0], sequence=self.sequence(into), data=damage_saved_data(data, damage))
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, back=st.sampled_from((0, 1, 2, 3, 5, -1)))
@@ -228,27 +245,27 @@ class PagedStateMachine(FamilyStateMachine):
     def chosen(self, which: int, full: bool = False) -> int:
         """Returns a sequence with tokens if there is one; full: with tokens in every layer."""
         wanted = {id for id, layers in self.model.sequences.items() if (all if full else any)(each.tokens for each in layers)}
-        found = one_of(wanted, which) if which < GONE else None
+        found = choose_one(wanted, which) if which < GONE else None
         if found is None and full:
             return self.chosen(which)
         return self.sequence(which) if found is None else found
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY, positions=POSITIONS, group=st.integers(1, 2), kind=kinds(everything=False))
+    @rule(which=SEQUENCE, layer=ANY_INDEX, positions=POSITIONS, group=st.integers(1, 2), kind=row_kinds(everything=False))
     def read(self, which: int, layer: int, positions: tuple[int, ...], group: int, kind: str) -> None:
-        sequence, layer = self.chosen(which), within(layer, self.layers)
+        sequence, layer = self.chosen(which), clip_index(layer, self.layers)
         tokens = [layer.tokens for layer in self.model.sequences.get(sequence, [])]
         length = len(tokens[layer]) if layer < len(tokens) else 0
-        there = [within(position, length) for position in positions]
-        self.ask("read", self.objects[0], sequence=sequence, layer=layer, positions=there)
-        self.ask("length", self.objects[0], sequence=sequence, layer=layer)
+        there = [clip_index(position, length) for position in positions]
+        self.call_quietly("read", self.objects[0], sequence=sequence, layer=layer, positions=there)
+        self.call_quietly("length", self.objects[0], sequence=sequence, layer=layer)
         query = self.source.rows((1, self.shape[0] * self.subject.size("group_size", group), self.shape[1]), kind)
         self.call("attend", self.objects[0], sequence=sequence, layer=layer, query=query, scale=0.5)
 
 
 # The states of the paged cache that random call sequences should reach, because bugs depend on them.
 
-refusals(
+register_error_states(
     "paged", "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange", "ShapeMismatch", "DtypeMismatch", "OutOfBlocks",
 )  # fmt: skip
 
@@ -313,13 +330,13 @@ def reused(call: ModelCall) -> tuple[list[int], int]:
 
 @state("paged", "gather")
 def a_block_of_a_dropped_sequence_is_read_by_another(call: ModelCall) -> bool:
-    return not call.past.given_back.isdisjoint(reused(call)[0])
+    return not call.history.freed_blocks.isdisjoint(reused(call)[0])
 
 
 @state("paged", "gather")
 def a_reused_block_is_partly_filled(call: ModelCall) -> bool:
     table, length = reused(call)
-    return bool(length % call.model.size) and table[-1:] != [] and table[-1] in call.past.given_back
+    return bool(length % call.model.size) and table[-1:] != [] and table[-1] in call.history.freed_blocks
 
 
 @state("paged", "write")
@@ -370,12 +387,12 @@ def a_batch_runs_out_of_blocks_while_some_are_free(call: ModelCall) -> bool:
 
 @state("paged", "write", "append", "append_step")
 def tokens_come_after_blocks_ran_out(call: ModelCall) -> bool:
-    return call.tokens > 0 and any("runs out of blocks" in name for name in call.past.met)
+    return call.tokens > 0 and any("runs out of blocks" in name for name in call.history.reached)
 
 
 @state("paged", "write", "ensure_capacity")
 def sequences_take_blocks_in_turn(call: ModelCall) -> bool:
-    sequence, takers = call.args["sequence"], call.past.takers
+    sequence, takers = call.args["sequence"], call.history.allocating_sequences
     return allocates_blocks(call) and sequence in takers and takers[-1] != sequence
 
 
@@ -445,15 +462,15 @@ def attention_goes_over_several_blocks(call: ModelCall) -> bool:
 
 
 def note_paged(call: ModelCall) -> None:
-    if call.raised:
+    if call.error_kind:
         return
     if call.op == "paged.drop":
         sequence = call.args["sequence"]
         for number, layer in enumerate(call.model.sequences[sequence]):
             table = call.model.table(sequence, number) or []
-            call.past.given_back |= {*table[: -(-len(layer.tokens) // call.model.size)]} - {RELEASED}
+            call.history.freed_blocks |= {*table[: -(-len(layer.tokens) // call.model.size)]} - {RELEASED}
     elif call.op in ("paged.write", "paged.ensure_capacity") and allocates_blocks(call):
-        call.past.takers.append(call.args["sequence"])
+        call.history.allocating_sequences.append(call.args["sequence"])
 
 
 NOTES["paged"] = note_paged

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.calls.messages import show
+from kvref_conformance.calls.messages import format_value
 from kvref_conformance.families.paged.ownership_model import (
     RELEASED,
     Alternative,
@@ -17,25 +17,25 @@ from kvref_conformance.families.paged.ownership_model import (
     writing,
 )
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import (  # fmt: skip
+from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     AnyOf,
+    Errors,
     ExactValue,
     Expectation,
     ExpectedError,
     UnjudgedReply,
-    Wrong,
-    exactly,
-    finite,
-    float32,
-    not_in_range,
+    all_finite,
+    exact_reads,
+    range_errors,
+    to_float32,
 )
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.oracle.reference_model import ReferenceModel
-from kvref_conformance.oracle.saved_state import BLAMED
-from kvref_conformance.oracle.token_storage import tokens_as
+from kvref_conformance.oracle.saved_state import CLAUSE_BY_OBSERVATION
+from kvref_conformance.oracle.token_storage import expected_tokens
 
 Token = tuple[ExpectedReads, ExpectedReads]  # key and value, [heads, dim] each; infinite slack: unknown values
 
@@ -49,11 +49,13 @@ def stored(keys: NDArray, values: NDArray, format: str, scales: Scales = (None, 
     They can if they are not finite, or would not read back finite (FMT-LEVEL-05). If such a token is accepted in a format with
     scales, the values that it reads back as are unknown.
     """
-    rows = [float32(part) for part in (keys, values)]
-    if format in PLAIN:
+    rows = [to_float32(part) for part in (keys, values)]
+    if format in PLAIN_FORMATS:
         both = [round_to(part, format) for part in rows]
-        return [(exactly(key), exactly(value)) for key, value in zip(*both, strict=True)], not finite(*rows)
-    read = [tokens_as(np.where(np.isfinite(part), part, 0), format, scale) for part, scale in zip(rows, scales, strict=True)]
+        return [(exact_reads(key), exact_reads(value)) for key, value in zip(*both, strict=True)], not all_finite(*rows)
+    read = [
+        expected_tokens(np.where(np.isfinite(part), part, 0), format, scale) for part, scale in zip(rows, scales, strict=True)
+    ]
     finite_in = [np.isfinite(part).all(axis=(1, 2)) for part in (*rows, *(each.values for each in read))]
     known: NDArray = np.logical_and.reduce(finite_in)
     for part in read:
@@ -68,8 +70,8 @@ def stacked(
     """Returns keys and values [n, heads, dim] of tokens, and a mask of unknown values, or None if all are known."""
     parts = [[token[which] for token in tokens] for which in (0, 1)]
     values = [np.array([part.values for part in each], np.float32).reshape(-1, *row) for each in parts]
-    if format in PLAIN:
-        return (exactly(values[0]), exactly(values[1])), None
+    if format in PLAIN_FORMATS:
+        return (exact_reads(values[0]), exact_reads(values[1])), None
     slack = [np.array([part.slack for part in each], np.float64).reshape(-1, *row) for each in parts]
     unsure = np.isinf(slack[0])
     both = [ExpectedReads(value, np.where(unsure, 0, each)) for value, each in zip(values, slack, strict=True)]
@@ -89,15 +91,15 @@ class LayerTable:
 class TableModel(ReferenceModel):
     """ways: the possible states of the block tables. sequences: id -> the tokens of each layer."""
 
-    blamed: ClassVar = {
-        **BLAMED,
+    clause_by_observation: ClassVar = {
+        **CLAUSE_BY_OBSERVATION,
         ("new", "num_free_blocks"): "LAW-03", ("create", "num_free_blocks"): "PAGED-02",
         ("drop", "num_free_blocks"): "PAGED-07", ("ensured", "num_free_blocks"): "PAGED-04",
         ("short", "num_free_blocks"): "PAGED-05", ("short", "block_table"): "PAGED-05",
         **{("append", seen): "PAGED-16" for seen in ("num_free_blocks", "length", "block_table")},
         **{
-            (did, seen): clause
-            for did, clause in (
+            (on_success, seen): clause
+            for on_success, clause in (
                 ("fork", "SHARE-03"), ("copied", "SHARE-05"), ("parted", "SHARE-06"), ("no copy", "SHARE-07"),
                 ("truncate", "EDIT-04"), ("remove", "EDIT-04"), ("released", "WIN-09"),
             )
@@ -150,9 +152,9 @@ class TableModel(ReferenceModel):
         """Expects the count of one of the possible states; afterwards the states with other counts are removed."""
         counts = [count(held) for held in self.ways]
         if self.lost:
-            return UnjudgedReply(self.blame(name))
+            return UnjudgedReply(self.clause_of(name))
         if len({*counts}) == 1:
-            return ExactValue(self.blame(name), value=counts[0])
+            return ExactValue(self.clause_of(name), value=counts[0])
 
         def close(got: Any) -> list[OwnershipState]:
             return [held for held, want in zip(self.ways, counts, strict=True) if abs(got - want) <= 2.0**-22 * want]
@@ -161,15 +163,15 @@ class TableModel(ReferenceModel):
             self.ways = close(got)
 
         says = " or ".join(map(str, sorted({*counts})))
-        return AnyOf(self.blame(name), then, says=says, accepts=lambda got: bool(close(got)))
+        return AnyOf(self.clause_of(name), then, range_text=says, accepts=lambda got: bool(close(got)))
 
     def ensure_capacity(self, sequence: Any, num_tokens: Any) -> Expectation:
-        negative = not_in_range(num_tokens, None, "PositionOutOfRange")
+        negative = range_errors(num_tokens, None, "PositionOutOfRange")
         wrong = self._unknown(sequence) + negative
         if not negative and sequence not in self.sequences and -(-num_tokens // self.size) > self.total // self.layers:
             wrong.append(("OutOfBlocks", "PAGED-05"))
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         needed = -(-num_tokens // self.size)
         more = any(needed > len(held.tables[sequence]) for held in self.ways)
         return self.taking("PAGED-04", {sequence: needed}, [], "taken" if more else "ensured")
@@ -192,23 +194,23 @@ class TableModel(ReferenceModel):
         copied = any(held.copies(places) for held in self.ways)
         refused = [("OutOfBlocks", "SHARE-07" if copied else short)] if found.stays or self.lost else []
         if not found.goes and not self.lost:
-            return self.refuse(refused + ([("NonFinite", "LAW-14")] if nan else []))
+            return self.expect_error(refused + ([("NonFinite", "LAW-14")] if nan else []))
 
         def then(ok: Any) -> None:
             self.settle(found.after or self.ways)
             change()
 
-        done = self.did("copied" if copied else did, then)
+        done = self.on_success("copied" if copied else did, then)
         kinds = [kind for kind, _ in refused] + (["NonFinite"] if nan else [])
         refusing = self.none_left(Transition() if nan else found)  # it can have been rejected because of the numbers
-        return AcceptedOrError(clause, done, kinds=tuple(kinds), refused=refusing) if kinds else Expectation(clause, done)
+        return AcceptedOrError(clause, done, kinds=tuple(kinds), on_error=refusing) if kinds else Expectation(clause, done)
 
     def none_left(self, found: Transition) -> Callable[[], None]:
         """Returns what to do after OutOfBlocks: only states in which blocks were missing remain possible."""
 
         def refused() -> None:
             self.ways = found.stays or self.ways
-            self.last = "refused"
+            self.last_change = "refused"
 
         return refused
 
@@ -226,13 +228,13 @@ class TableModel(ReferenceModel):
                 return True
         return False
 
-    def refuse(self, wrong: Wrong) -> ExpectedError:
+    def expect_error(self, wrong: Errors) -> ExpectedError:
         if {kind for kind, _ in wrong} == {"OutOfBlocks"}:
             short = "no copy" if wrong[0][1] == "SHARE-07" else "short"
-            return ExpectedError(wrong[0][1], kinds=("OutOfBlocks",), refused=lambda: self.did(short)(None))
-        return super().refuse(wrong)
+            return ExpectedError(wrong[0][1], kinds=("OutOfBlocks",), on_error=lambda: self.on_success(short)(None))
+        return super().expect_error(wrong)
 
-    def may_be_short(self, needed: dict[Any, int]) -> Wrong:
+    def may_be_short(self, needed: dict[Any, int]) -> Errors:
         """Returns OutOfBlocks if an otherwise invalid call can also lack blocks. An unknown sequence can have any length."""
         if any(count > self.total // self.layers for sequence, count in needed.items() if sequence not in self.sequences):
             return [("OutOfBlocks", "PAGED-05")]
@@ -246,7 +248,7 @@ class TableModel(ReferenceModel):
 
     def block_table(self, sequence: Any, layer: Any) -> Expectation:
         if wrong := self._unknown(sequence, layer):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         if self.lost:
             return UnjudgedReply("PAGED-13")
         counts = {len(held.tables[sequence]) for held in self.ways}
@@ -267,13 +269,13 @@ class TableModel(ReferenceModel):
 
         count = " or ".join(map(str, sorted(counts)))
         says = f"{count} different blocks of [0, {self.total}), in other tables only if they are shared; known: "
-        length = (min(counts), self.blame("block_table")) if len(counts) == 1 else None
-        clause = self.blamed.get((self.last, "block_table"), "PAGED-13")
-        return AnyOf(clause, note, says=says, seen=seen, accepts=accepts, length=length)
+        length = (min(counts), self.clause_of("block_table")) if len(counts) == 1 else None
+        clause = self.clause_by_observation.get((self.last_change, "block_table"), "PAGED-13")
+        return AnyOf(clause, note, range_text=says, details=seen, accepts=accepts, length=length)
 
     def block_tables(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         if self.lost:
             return UnjudgedReply("PAGED-17")
         seen = [self.table(sequence, layer) for sequence in sequences]
@@ -286,48 +288,50 @@ class TableModel(ReferenceModel):
             return all(held.accepts(each, layer, row[:count]) and not {*row[count:]} - {-1} for row, each, count in rows)
 
         says = f"[{len(sequences)}, blocks of the longest table] with the rows {seen}, each padded with -1"
-        return AnyOf("PAGED-17", says=says, accepts=lambda got: any(fits(held, got) for held in self.ways))
+        return AnyOf("PAGED-17", range_text=says, accepts=lambda got: any(fits(held, got) for held in self.ways))
 
     def slot_mapping(self, sequence: Any, layer: Any, start: Any, count: Any) -> Expectation:
         rooms = [len(held.tables[sequence]) if sequence in held.tables else self.total // self.layers for held in self.ways]
         room = max(rooms) * self.size
-        negative = not_in_range(count, None, "PositionOutOfRange") + not_in_range(start, None, "PositionOutOfRange")
-        past_the_end = [] if negative else not_in_range(start + count, room + 1, "PositionOutOfRange")
+        negative = range_errors(count, None, "PositionOutOfRange") + range_errors(start, None, "PositionOutOfRange")
+        past_the_end = [] if negative else range_errors(start + count, room + 1, "PositionOutOfRange")
         if wrong := self._unknown(sequence, layer) + negative + past_the_end + self._released(sequence, start):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         if self.lost or start + count > min(rooms) * self.size:
             return AcceptedOrError("PAGED-06", kinds=("PositionOutOfRange",))
         table, positions = self.table(sequence, layer), range(start, start + count)
         if table is not None and len(table) * self.size >= start + count:
             want = [table[p // self.size] * self.size + p % self.size for p in positions]
-            return AnyOf("PAGED-06", says=show(want), accepts=lambda slots: slots == want)  # the ids are known
+            return AnyOf("PAGED-06", range_text=format_value(want), accepts=lambda slots: slots == want)  # the ids are known
 
         def accepts(slots: list[int]) -> bool:
             offsets = [slot % self.size for slot in slots] == [p % self.size for p in positions]
             return offsets and all(0 <= slot < self.total * self.size for slot in slots) and len(set(slots)) == count
 
-        return AnyOf("PAGED-06", says=f"{count} slots; position p is at offset p % {self.size} of its block", accepts=accepts)
+        return AnyOf(
+            "PAGED-06", range_text=f"{count} slots; position p is at offset p % {self.size} of its block", accepts=accepts
+        )
 
     def lengths(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         return ExactValue("PAGED-17", value=[len(self.sequences[sequence][layer].tokens) for sequence in sequences])
 
     def length(self, sequence: Any, layer: Any) -> Expectation:
         if wrong := self._unknown(sequence, layer):
-            return self.refuse(wrong)
-        return ExactValue(self.blame("length"), value=len(self.sequences[sequence][layer].tokens))
+            return self.expect_error(wrong)
+        return ExactValue(self.clause_of("length"), value=len(self.sequences[sequence][layer].tokens))
 
-    def _batch(self, sequences: Sequence[Any], layer: Any) -> Wrong:
+    def _batch(self, sequences: Sequence[Any], layer: Any) -> Errors:
         wrong = [each for sequence in sequences for each in self._unknown(sequence, layer)]
-        return wrong or not_in_range(layer, self.layers, "LayerOutOfRange")  # for an empty batch, check the layer
+        return wrong or range_errors(layer, self.layers, "LayerOutOfRange")  # for an empty batch, check the layer
 
-    def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
+    def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:
         if sequence not in self.sequences:
-            return [("SequenceNotFound", "PAGED-08"), *not_in_range(layer, self.layers, "LayerOutOfRange")]
-        return not_in_range(layer, self.layers, "LayerOutOfRange")
+            return [("SequenceNotFound", "PAGED-08"), *range_errors(layer, self.layers, "LayerOutOfRange")]
+        return range_errors(layer, self.layers, "LayerOutOfRange")
 
-    def _released(self, sequence: Any, position: Any) -> Wrong:
+    def _released(self, sequence: Any, position: Any) -> Errors:
         before = isinstance(position, int) and 0 <= position < self.first_position(sequence)
         return [("PositionOutOfRange", "WIN-09")] if before else []
 
@@ -341,5 +345,5 @@ class TableModel(ReferenceModel):
         if sequence not in self.sequences:
             return self.total // self.layers * self.size
         layers = self.sequences[sequence]
-        known = layers if not_in_range(layer, self.layers, "LayerOutOfRange") else [layers[layer]]
+        known = layers if range_errors(layer, self.layers, "LayerOutOfRange") else [layers[layer]]
         return max(len(each.tokens) for each in known)

@@ -6,7 +6,7 @@ from kvref_conformance.families import Family
 from kvref_conformance.families.buffers import Buffers, BufferStats
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import Statistics, Tokens
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 FAMILY = Family(
     name="pooled",
@@ -58,7 +58,7 @@ class PooledFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(2, sizes.heads, sizes.dim)
+    tokens = counting_rows(2, sizes.heads, sizes.dim)
     return {
         **on_family("pooled", {
             "append": args(keys=tokens, values=tokens), "total_tokens": args(), "read": args(), "stats": args(), "clear": args(),

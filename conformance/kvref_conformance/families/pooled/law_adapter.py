@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvref_conformance.families.buffers import counters_of
-from kvref_conformance.testlib.fixtures import pair_of_tokens
+from kvref_conformance.testlib.fixtures import random_pair
 from kvref_conformance.testlib.law_adapter import Counter, LawAdapter
 
 
@@ -14,15 +14,15 @@ class PooledLawAdapter(LawAdapter):
     def length(self) -> int:
         return int(self.cache.total_tokens)
 
-    def read_as_is(self) -> Any:
+    def read_unconverted(self) -> Any:
         return self.cache.as_is("read")
 
-    def numbers(self) -> Iterable[tuple[str, Any]]:
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
         stats = self.cache.stats()
         return [(name, getattr(stats, name)) for name in ("num_blocks", "bytes")]
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        keys, values = pair_of_tokens(self.subject, 5)
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(5))
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])))
 

@@ -6,25 +6,25 @@ import numpy as np
 
 from kvref_conformance.families.buffers.model import Buffers, class_of
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import (  # fmt: skip
+from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     AnyOf,
     ExactValue,
     Expectation,
     ExpectedArrays,
-    exactly,
-    finite,
-    float32,
-    not_finite,
-    tokens_of,
-    wrong_arrays,
+    all_finite,
+    array_errors,
+    count_tokens,
+    exact_reads,
+    finite_errors,
+    to_float32,
 )
-from kvref_conformance.oracle.reference_model import Look, ReferenceModel
+from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 
 
 class Pooled(ReferenceModel):
     family = "pooled"
-    blamed: ClassVar = {
+    clause_by_observation: ClassVar = {
         ("append", "total_tokens"): "POOL-03", ("clear", "total_tokens"): "POOL-05", ("clear", "stats"): "POOL-05",
         "total_tokens": "POOL-06", "stats": "POOL-06",
     }  # fmt: skip
@@ -45,15 +45,15 @@ class Pooled(ReferenceModel):
     def blocks(self) -> int:
         return -(-len(self.tokens) // self.per_block)  # whole blocks are evicted, so that all but the last are full
 
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         return [("total_tokens", {}), ("stats", {}), ("read", {})]
 
     def total_tokens(self) -> Expectation:
-        return ExactValue(self.blame("total_tokens"), value=len(self.tokens))
+        return ExactValue(self.clause_of("total_tokens"), value=len(self.tokens))
 
     def append(self, keys: Any, values: Any) -> Expectation:
         arrays = (keys, (None, *self.row)), (values, (None, *self.row))
-        wrong, count = wrong_arrays(*arrays), tokens_of(*arrays)
+        wrong, count = array_errors(*arrays), count_tokens(*arrays)
         total = len(self.tokens) + count
         num_evicted = max(0, -(-(total - self.most) // self.per_block))  # whole blocks, until the rest fits
         left = total - num_evicted * self.per_block
@@ -61,25 +61,25 @@ class Pooled(ReferenceModel):
         if num_opened > 0 and not self.size:
             wrong.append(("BufferTooLarge", "POOL-04"))
         if wrong:
-            return self.refuse(wrong + not_finite(keys, values))
+            return self.expect_error(wrong + finite_errors(keys, values))
 
         def change(ok: Any) -> None:
             before, self.evicted = self.blocks, num_evicted > 0
-            rows = list(zip(float32(keys), float32(values), strict=True))
+            rows = list(zip(to_float32(keys), to_float32(values), strict=True))
             self.tokens = (self.tokens + rows)[num_evicted * self.per_block :]
             for _ in range(2 * num_opened):  # before anything is evicted, because acquire can raise
                 self.pool.serve(self.bytes)
             for _ in range(2 * min(num_evicted, before)):
                 self.pool.put_back(self.size)
 
-        then = self.did("append", change)
-        return Expectation("POOL-02", then) if finite(keys, values) else AcceptedOrError("POOL-02", then)
+        then = self.on_success("append", change)
+        return Expectation("POOL-02", then) if all_finite(keys, values) else AcceptedOrError("POOL-02", then)
 
     def read(self) -> Expectation:
         parts = [np.array([token[which] for token in self.tokens], np.float32).reshape(-1, *self.row) for which in (0, 1)]
         clause = "POOL-03" if self.evicted else "POOL-02"
-        return ExpectedArrays(clause if self.last == "append" else self.blame("read"), names=("keys", "values"),
-                      parts=(exactly(parts[0]), exactly(parts[1])))  # fmt: skip
+        return ExpectedArrays(clause if self.last_change == "append" else self.clause_of("read"), names=("keys", "values"),
+                      parts=(exact_reads(parts[0]), exact_reads(parts[1])))  # fmt: skip
 
     def clear(self) -> Expectation:
         def change(ok: Any) -> None:
@@ -87,7 +87,7 @@ class Pooled(ReferenceModel):
                 self.pool.put_back(self.size)
             self.tokens, self.evicted = [], False
 
-        return Expectation("POOL-05", self.did("clear", change))
+        return Expectation("POOL-05", self.on_success("clear", change))
 
     def stats(self) -> Expectation:
         live = 2 * self.blocks
@@ -104,5 +104,5 @@ class Pooled(ReferenceModel):
             right = counted or pool["hits"] + pool["misses"] - pool["returns"] == live
             return right and all(got[name] == value for name, value in want.items() if name in got)
 
-        clause = "POOL-01" if self.last == "append" and not self.evicted else self.blame("stats")
-        return AnyOf(clause, says=f"{want}, and {live} buffers of the pool in use", accepts=accepts)
+        clause = "POOL-01" if self.last_change == "append" and not self.evicted else self.clause_of("stats")
+        return AnyOf(clause, range_text=f"{want}, and {live} buffers of the pool in use", accepts=accepts)

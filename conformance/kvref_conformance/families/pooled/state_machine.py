@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.pooled.model import Pooled
-from kvref_conformance.fuzz.base_machine import COUNT, FamilyStateMachine, one_of, pair
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import TOKEN_COUNT, FamilyStateMachine, choose_one, make_pair
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 
 INDEX = st.integers(0, 5)
 SIZE = st.integers(1, 3)
@@ -21,34 +21,34 @@ class PooledStateMachine(FamilyStateMachine):
     )  # fmt: skip
     def new(self, heads: int, dim: int, block: int, most: int, caches: int, buffers: int) -> None:
         can_share = caches > 1 and hasattr(self.search.implementation, "buffers")
-        shared = {"pool": self.another("buffers", max_buffers=buffers)} if can_share else {}
+        shared = {"pool": self.make_other("buffers", max_buffers=buffers)} if can_share else {}
         for _ in range(caches):
-            self.make(num_kv_heads=heads, head_dim=dim, tokens_per_block=block, max_tokens=max(most, block), **shared)
+            self.make_object(num_kv_heads=heads, head_dim=dim, tokens_per_block=block, max_tokens=max(most, block), **shared)
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, count=COUNT | COUNT | st.integers(6, 16), kind=kinds())
+    @rule(which=INDEX, count=TOKEN_COUNT | TOKEN_COUNT | st.integers(6, 16), kind=row_kinds())
     def append(self, which: int, count: int, kind: str) -> None:
-        keys, values = pair(self.source, (count, *self.shape), kind)
-        self.call("append", one_of(self.objects, which), keys=keys, values=values)
+        keys, values = make_pair(self.source, (count, *self.shape), kind)
+        self.call("append", choose_one(self.objects, which), keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, wrong=st.integers(0, 5), side=st.integers(0, 2))
     def append_wrongly(self, which: int, wrong: int, side: int) -> None:
         keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
-        self.call("append", one_of(self.objects, which), keys=keys, values=values)
+        self.call("append", choose_one(self.objects, which), keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, count=COUNT, kind=kinds())
+    @rule(which=INDEX, count=TOKEN_COUNT, kind=row_kinds())
     def clear(self, which: int, count: int, kind: str) -> None:
-        self.call("clear", one_of(self.objects, which))
+        self.call("clear", choose_one(self.objects, which))
         self.append(which, count, kind)
 
 
 # The states of the pooled cache that random call sequences should reach, because bugs depend on them.
 
-refusals("pooled", "ShapeMismatch", "DtypeMismatch", "BufferTooLarge")
+register_error_states("pooled", "ShapeMismatch", "DtypeMismatch", "BufferTooLarge")
 
 
 def evicted_blocks(call: ModelCall) -> int:
@@ -100,7 +100,7 @@ def a_block_is_opened_in_released_memory(call: ModelCall) -> bool:
 
 @state("pooled", "append")
 def a_block_is_opened_in_memory_that_another_cache_released(call: ModelCall) -> bool:
-    return a_block_is_opened_in_released_memory(call) and any(other != call.on for other in call.past.most)
+    return a_block_is_opened_in_released_memory(call) and any(other != call.on for other in call.history.max_tokens)
 
 
 @state("pooled", "read")
@@ -116,7 +116,7 @@ def a_partly_filled_block_is_cleared(call: ModelCall) -> bool:
 
 @state("pooled", "append")
 def fewer_tokens_are_appended_after_a_clear(call: ModelCall) -> bool:
-    return not call.model.tokens and 0 < call.tokens < call.past.most.get(call.on, 0)
+    return not call.model.tokens and 0 < call.tokens < call.history.max_tokens.get(call.on, 0)
 
 
 @state("pooled", "clear")
@@ -127,7 +127,7 @@ def clear_releases_more_buffers_than_the_pool_keeps(call: ModelCall) -> bool:
 
 def note_pooled(call: ModelCall) -> None:
     if call.op == "pooled.clear" and call.model.tokens:
-        call.past.most[call.on] = len(call.model.tokens)
+        call.history.max_tokens[call.on] = len(call.model.tokens)
 
 
 NOTES["pooled"] = note_pooled

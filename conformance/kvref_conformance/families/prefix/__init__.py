@@ -8,7 +8,7 @@ from kvref_conformance.families.paged import ERRORS as OF_PAGES
 from kvref_conformance.families.paged import FAMILY as PAGES
 from kvref_conformance.families.paged import Paged
 from kvref_conformance.families.paged import sample_calls as steps_of_pages
-from kvref_conformance.testlib.sample_calls import Arguments, Got, SampleCalls, Sizes, args, on_family
+from kvref_conformance.testlib.sample_calls import Arguments, ResultByName, SampleCalls, Sizes, args, on_family
 
 FAMILY = Family(
     name="prefix",
@@ -69,7 +69,7 @@ class PrefixFactory(Protocol):
 # One call of each operation, for the self-test of a harness.
 
 
-def sequence(got: Got) -> Any:
+def sequence(got: ResultByName) -> Any:
     return got["prefix.begin"]
 
 

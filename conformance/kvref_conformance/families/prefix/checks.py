@@ -4,29 +4,29 @@ from contextlib import suppress
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import need_tokens, room, tables_alone
 from kvref_conformance.families.paged.checks_formats import PLACES, of_each_kind, of_format
 from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
+    assert_true,
     assert_within,
     default_scale,
     expected_attention,
-    queries,
     raises,
-    true,
+    random_queries,
 )
-from kvref_conformance.testlib.fixtures import blocks_of
-from kvref_conformance.testlib.integer_types import TYPES
-from kvref_conformance.testlib.production_sizes import affordable
-from kvref_conformance.testlib.registry import asked_of, check
+from kvref_conformance.testlib.fixtures import block_table_of
+from kvref_conformance.testlib.integer_types import INTEGER_TYPES
+from kvref_conformance.testlib.production_sizes import affordable_tokens
+from kvref_conformance.testlib.registry import check, share_checks
 
 
 @check("PREFIX-01ab", "prefix")
 def match_finds_full_blocks_only(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 4, 16)):
         served = PrefixFixture(subject, block_size=size)
         size, tokens = served.size, prompt(3 * served.size + 1)
@@ -103,7 +103,7 @@ def commit_of_other_tokens_raises(subject: Subject) -> None:
         served.cache.commit(first, tokens[:count])
         lengths = {first: count}
         with suppress(NotOffered):
-            subject.need(sequences=2)
+            subject.require_size(sequences=2)
             sequence, hit = served.begin(tokens)
             lengths[sequence] = hit
         for sequence, length in lengths.items():
@@ -119,7 +119,7 @@ def commit_of_other_tokens_raises(subject: Subject) -> None:
 
 @check("PREFIX-02a", "prefix")
 def commit_can_be_repeated_with_more_tokens(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = PrefixFixture(subject)
     tokens = prompt(3 * served.size + 1)
     sequence, _ = served.begin(tokens)
@@ -133,7 +133,7 @@ def commit_can_be_repeated_with_more_tokens(subject: Subject) -> None:
 @check("PREFIX-02acd", "prefix")
 def overwritten_tokens_can_be_committed_again(subject: Subject) -> None:
     need_tokens(subject)
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = PrefixFixture(subject)
     size, tokens = served.size, prompt(2 * served.size)
     start = size + 1 if size > 1 else 1
@@ -153,7 +153,7 @@ def overwritten_tokens_can_be_committed_again(subject: Subject) -> None:
 @check("PREFIX-02d", "prefix")
 def overwrite_in_one_layer_uncommits_tokens(subject: Subject) -> None:
     need_tokens(subject)
-    subject.need(num_layers=2, sequences=2)
+    subject.require_size(num_layers=2, sequences=2)
     for layer in (0, 1):
         served = PrefixFixture(subject)
         size, tokens = served.size, prompt(2 * served.size)
@@ -166,7 +166,7 @@ def overwrite_in_one_layer_uncommits_tokens(subject: Subject) -> None:
 
 @check("PREFIX-02ad", "prefix")
 def truncated_tokens_can_be_committed_again(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     size = PrefixFixture(subject).size
     for length in dict.fromkeys((0, 1, size - 1, size, size + 1, 2 * size - 1, 2 * size)):
         served = PrefixFixture(subject, 16)
@@ -248,7 +248,7 @@ COLLIDING = [7232, 6294, 7679, 2095, 839], [7821, 5009, 4025, 7586, 128]
 def match_separates_blocks_with_equal_64_bit_hashes(subject: Subject) -> None:
     served = PrefixFixture(subject, 4, block_size=PAGE)
     if served.size != PAGE:
-        raise NotOffered(f"blocks of {PAGE} tokens, where its limits say {subject.limits.of(subject.family, 'block_size')}")
+        raise NotOffered(f"blocks of {PAGE} tokens, where its limits say {subject.limits.limit(subject.family, 'block_size')}")
     committed, other = ([*[1] * 224, *five, *[1] * 27] for five in COLLIDING)
     served.make_cached(committed)
     served.finds([*other, 1], 0)
@@ -257,7 +257,7 @@ def match_separates_blocks_with_equal_64_bit_hashes(subject: Subject) -> None:
 
 @check("PREFIX-03ac", "prefix")
 def commit_uses_the_salt_of_its_sequence(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     served = PrefixFixture(subject, 16)
     size = served.size
     sequences = [served.begin(prompt(2 * size, which), salt)[0] for which, salt in ((1, "a"), (2, "b"))]
@@ -272,7 +272,7 @@ def commit_uses_the_salt_of_its_sequence(subject: Subject) -> None:
 
 @check("PREFIX-03c", "prefix")
 def fork_has_the_salt_of_its_parent(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     for short in (1, 0):  # second: without a full block, only the salt is inherited
         served = PrefixFixture(subject, 16)
         size, tokens = served.size, prompt(2 * served.size)
@@ -289,7 +289,7 @@ def fork_has_the_salt_of_its_parent(subject: Subject) -> None:
 
 @check("PREFIX-04a", "prefix")
 def match_ignores_partly_filled_blocks(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = PrefixFixture(subject)
     if served.size == 1:
         raise NotOffered("a partly filled block, where its limits say block_size 1")
@@ -301,7 +301,7 @@ def match_ignores_partly_filled_blocks(subject: Subject) -> None:
 
 @check("PREFIX-04b", "prefix")
 def match_ignores_uncommitted_tokens(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = PrefixFixture(subject)
     size, tokens = served.size, prompt(3 * served.size + 1)
     sequence, _ = served.begin(tokens)
@@ -331,7 +331,7 @@ def hit_reads_as_a_miss(subject: Subject) -> None:
 @check("PREFIX-12b", "prefix")
 def hit_attends_as_a_miss(subject: Subject) -> None:
     served = PrefixFixture(subject, 24)
-    tokens, query, scale = prompt(2 * served.size + 1), queries(subject, 1), default_scale(subject)
+    tokens, query, scale = prompt(2 * served.size + 1), random_queries(subject, 1), default_scale(subject)
     for prefix in ("no hit", "a hit"):
         sequence = served.serve(tokens)
         for layer in served.layers:
@@ -359,21 +359,21 @@ def invalid_tokens_raise(subject: Subject) -> None:
 
 @check("PREFIX-15a", "prefix")
 def tokens_of_any_integer_type_are_found(subject: Subject) -> None:
-    subject.in_this_process("integers of NumPy's types")
-    subject.need(sequences=2)
+    subject.require_same_process("integers of NumPy's types")
+    subject.require_size(sequences=2)
     served = PrefixFixture(subject, 40)
-    for number, written_as in enumerate((int, *TYPES)):
+    for number, written_as in enumerate((int, *INTEGER_TYPES)):
         tokens = [(7 * number + position) % 100 for position in range(2 * served.size)]
         typed: list[Any] = [written_as(token) for token in tokens]
         sequence, _ = served.begin(typed)
         served.write(sequence, 0, len(tokens))
         served.cache.commit(sequence, typed)
-        for read_as in (int, *TYPES):
+        for read_as in (int, *INTEGER_TYPES):
             wanted: list[Any] = [read_as(token) for token in (*tokens, OTHER)]
             what = f"match of tokens of type {read_as.__name__}, committed as {written_as.__name__}"
             got = served.cache.match(wanted)
             assert_equal(got, 2 * served.size, what)
-            true(type(got) is int, what, "an integer", type(got))
+            assert_true(type(got) is int, what, "an integer", type(got))
         served.cache.drop(sequence)
 
 
@@ -382,7 +382,7 @@ def tokens_of_any_integer_type_are_found(subject: Subject) -> None:
 
 @check("PREFIX-16a", "prefix")
 def hit_reads_the_committed_bits(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for name in of_each_kind(subject, PLACES):
         served = PrefixFixture(subject, **of_format(name))
         tokens, hit = prompt(2 * served.size + 1), 2 * served.size
@@ -409,7 +409,7 @@ def reused_blocks_read_with_their_new_scales(subject: Subject) -> None:
 
 # Registers the checks of the paged cache for prefix caches too, except those of LAW-18.
 
-asked_of("prefix", "paged", but=("LAW-18",))
+share_checks("prefix", "paged", but=("LAW-18",))
 
 
 # Checks of LAW-18: prefixes at the sizes of serving.
@@ -421,22 +421,22 @@ def serving(subject: Subject, entries: int, **sizes: Any) -> PrefixFixture:
     wanted = {"block_size": 16, "num_layers": 1, "num_kv_heads": 1, "head_dim": 64} | sizes
     served = PrefixFixture(subject, entries if subject.size("num_blocks", entries) >= entries else 1, **wanted)
     if room(served.cache) < 8:
-        raise NotOffered(f"blocks for 8 entries, where its limits say {subject.limits.of(subject.family, 'num_blocks')}")
+        raise NotOffered(f"blocks for 8 entries, where its limits say {subject.limits.limit(subject.family, 'num_blocks')}")
     served.stop_judging()
     return served
 
 
 @check("LAW-18", "prefix")
 def begin_shares_a_long_prefix_with_hundreds_of_sequences(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = serving(subject, LONG // 16 + 300)
     entries = min(LONG // served.size, room(served.cache) // 2)
-    tokens = prompt(affordable(subject, entries * served.size) // served.size * served.size)
+    tokens = prompt(affordable_tokens(subject, entries * served.size) // served.size * served.size)
     if not tokens:
         raise NotOffered("room for a prefix of at least one block")
     first = served.serve(tokens)
     free, layers = served.cache.num_free_blocks, len(served.layers)
-    table = blocks_of(served.cache, first, 0) if tables_alone(subject) else []
+    table = block_table_of(served.cache, first, 0) if tables_alone(subject) else []
     count = min(subject.size("sequences", 250) - 1, free // layers)
     sequences = []
     for which in range(count):
@@ -450,7 +450,7 @@ def begin_shares_a_long_prefix_with_hundreds_of_sequences(subject: Subject) -> N
         served.compare(sequence, len(tokens) + 1)
     for sequence in sequences:
         if tables_alone(subject):
-            assert_equal(blocks_of(served.cache, sequence, 0)[: len(table)], table, "blocks of a shared prefix")
+            assert_equal(block_table_of(served.cache, sequence, 0)[: len(table)], table, "blocks of a shared prefix")
         else:
             ends = [0, len(tokens) - 1, len(tokens)]
             assert_pair(served.cache.read(sequence, 0, ends), served.compute(sequence, 0, ends), "first and last tokens")
@@ -463,8 +463,8 @@ def match_finds_thousands_of_blocks_until_they_are_evicted(subject: Subject) -> 
     need_declared_order(subject)
     served = serving(subject, 2048, head_dim=8)
     whole, size, layers = room(served.cache), served.size, len(served.layers)
-    rows = max(1, affordable(subject, 4 * size) // size)  # blocks per prompt
-    prompts = [prompt(rows * size, 10 + which) for which in range(min(whole // rows, affordable(subject, 500)))]
+    rows = max(1, affordable_tokens(subject, 4 * size) // size)  # blocks per prompt
+    prompts = [prompt(rows * size, 10 + which) for which in range(min(whole // rows, affordable_tokens(subject, 500)))]
     served.serve_and_drop(*prompts)
     assert_equal(served.count_cached(*prompts), [rows] * len(prompts), "cached blocks of prompts that fill the pool")
     half = len(prompts) // 2
@@ -478,7 +478,7 @@ def match_finds_thousands_of_blocks_until_they_are_evicted(subject: Subject) -> 
         served.cache.drop(sequence)
     served.cache.drop(filler)
     free = served.cache.num_free_blocks
-    true(free >= whole * layers, "free blocks without live sequences", f"at least {whole * layers}", free)
+    assert_true(free >= whole * layers, "free blocks without live sequences", f"at least {whole * layers}", free)
 
 
 @check("LAW-18", "prefix", real=True)
@@ -486,7 +486,7 @@ def begin_serves_a_thousand_prompts(subject: Subject) -> None:
     """The hits depend on the order of eviction, but must be right in any order."""
     served = serving(subject, 1024, num_layers=2, head_dim=32)
     longest = min(40 * served.size, room(served.cache) * served.size // 4)
-    for round in range(affordable(subject, 1000, longest)):
+    for round in range(affordable_tokens(subject, 1000, longest)):
         branch, cut = int(subject.rng.integers(1, 40)), int(subject.rng.integers(1, longest))
         tokens = [*prompt(cut // 2, 1 + branch % 5), *prompt(cut - cut // 2, 10 + branch)]
         sequence, hit = served.begin(tokens)

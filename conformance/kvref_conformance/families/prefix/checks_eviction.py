@@ -3,11 +3,11 @@
 from contextlib import suppress
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import reserve
 from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises, true
-from kvref_conformance.testlib.fixtures import pair_of_tokens
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_true, raises
+from kvref_conformance.testlib.fixtures import random_pair
 from kvref_conformance.testlib.registry import check
 
 
@@ -67,7 +67,7 @@ def every_free_block_can_be_allocated(subject: Subject) -> None:
 
 @check("PREFIX-07", "prefix")
 def allocated_blocks_are_not_found(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for operation in ("ensure_capacity", "write", "append", "begin"):
         served = with_free_entries(subject, 2)
         tokens, cache, size = blocks(served, 1, 2), served.cache, served.size
@@ -80,10 +80,10 @@ def allocated_blocks_are_not_found(subject: Subject) -> None:
                 if operation == "ensure_capacity":
                     cache.ensure_capacity(sequence, 2 * size)
                 elif operation == "write":
-                    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 2 * size))
+                    cache.write(sequence, 0, 0, *random_pair(subject, 2 * size))
                 else:
                     for _ in range(2 * size):
-                        cache.append([sequence], 0, *pair_of_tokens(subject, 1))
+                        cache.append([sequence], 0, *random_pair(subject, 1))
             assert_equal(served.count_cached(tokens), [0], f"cached blocks after {operation} allocated every block")
 
 
@@ -137,7 +137,7 @@ def blocks_of_one_prompt_are_evicted_from_its_end(subject: Subject) -> None:
 
 @check("PREFIX-08d", "prefix")
 def allocated_blocks_are_never_evicted(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = with_free_entries(subject, 4)
     tokens = blocks(served, 1, 2)
     served.serve_and_drop(tokens)
@@ -148,17 +148,17 @@ def allocated_blocks_are_never_evicted(subject: Subject) -> None:
         reserve(subject, served.cache, other, 3)
     served.look()
     cached = served.count_cached(tokens)[0]
-    true(cached >= 1, "cached blocks, the first of which is allocated", "at least 1", cached)
+    assert_true(cached >= 1, "cached blocks, the first of which is allocated", "at least 1", cached)
 
 
 @check("PREFIX-09a", "prefix")
 def blocks_after_an_evicted_block_are_not_found(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = with_free_entries(subject, 5)
     tokens = blocks(served, 1, 2, 3)
     sequence = served.serve(tokens)
     for layer in served.layers:  # goes to a copy: no table lists the cached block any more
-        served.cache.write(sequence, layer, 0, *pair_of_tokens(subject, 1))
+        served.cache.write(sequence, layer, 0, *random_pair(subject, 1))
     with suppress(NotOffered):
         need_declared_order(subject)
         assert_equal(served.count_cached(tokens), [3], "cached blocks after a write to a copy of the first block")
@@ -180,7 +180,7 @@ def eviction_of_the_last_block_keeps_earlier_blocks(subject: Subject) -> None:
 
 @check("PREFIX-10", "prefix")
 def eviction_of_a_copy_keeps_the_prompt_cached(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     for dropped in (0, 1):
         served = with_free_entries(subject, 6)
         tokens = blocks(served, 1, 2)
@@ -218,7 +218,7 @@ def reset_raises_while_a_sequence_lives(subject: Subject) -> None:
 
 @check("PREFIX-11a", "prefix")
 def reset_raises_while_a_fork_lives(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = PrefixFixture(subject)
     parent = served.serve(prompt(served.size))
     child = served.cache.fork(parent)
@@ -253,7 +253,7 @@ def reset_uncaches_all_blocks(subject: Subject) -> None:
 @check("PREFIX-13ab", "prefix")
 def begin_needs_room_besides_its_hit(subject: Subject) -> None:
     need_declared_order(subject)
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = with_free_entries(subject, 4)
     tokens, cache = blocks(served, 1, 2), served.cache
     served.serve_and_drop(tokens)
@@ -275,7 +275,7 @@ def begin_needs_room_besides_its_hit(subject: Subject) -> None:
 @check("PREFIX-13a", "prefix")
 def begin_without_room_keeps_the_eviction_order(subject: Subject) -> None:
     need_declared_order(subject)
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = with_free_entries(subject, 4)
     prompts = [blocks(served, which) for which in (1, 2, 3, 4)]
     served.serve_and_drop(*prompts)
@@ -286,7 +286,7 @@ def begin_without_room_keeps_the_eviction_order(subject: Subject) -> None:
 
 @check("PREFIX-13b", "prefix")
 def begin_needs_no_room_for_blocks_in_use(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     served = with_free_entries(subject, 3)
     tokens = blocks(served, 1, 2)
     first = served.serve(tokens)
@@ -301,7 +301,7 @@ def begin_needs_no_room_for_blocks_in_use(subject: Subject) -> None:
 @check("PREFIX-14ab", "prefix")
 def write_to_a_cached_block_copies_it(subject: Subject) -> None:
     need_declared_order(subject)
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     for at in (0, 1, 2):
         served = PrefixFixture(subject)
         tokens, size, cache = blocks(served, 1, 2), served.size, served.cache
@@ -309,7 +309,7 @@ def write_to_a_cached_block_copies_it(subject: Subject) -> None:
         position = (0, size - 1, size)[at]
         free = cache.num_free_blocks
         for layer in served.layers:
-            row = pair_of_tokens(subject, 1)
+            row = random_pair(subject, 1)
             cache.write(sequence, layer, position, *row)
             keys, values = served.compute(sequence, layer, range(2 * size))
             keys[position], values[position] = row[0][0], row[1][0]
@@ -322,20 +322,20 @@ def write_to_a_cached_block_copies_it(subject: Subject) -> None:
 
 @check("PREFIX-14b", "prefix")
 def write_to_a_hit_copies_its_blocks(subject: Subject) -> None:
-    subject.need(sequences=3)
+    subject.require_size(sequences=3)
     served = PrefixFixture(subject)
     tokens = blocks(served, 1, 2)
     served.make_cached(tokens)
     sequence, hit = served.begin([*tokens, OTHER])
     for layer in served.layers:
-        served.cache.write(sequence, layer, 0, *pair_of_tokens(subject, hit))
+        served.cache.write(sequence, layer, 0, *random_pair(subject, hit))
     served.finds([*tokens, OTHER], 2 * served.size)
 
 
 @check("PREFIX-14b", "prefix")
 def truncate_and_remove_keep_cached_blocks(subject: Subject) -> None:
     need_declared_order(subject)
-    subject.need(sequences=2)
+    subject.require_size(sequences=2)
     provided = 0
     for name in ("truncate", "remove"):
         served = PrefixFixture(subject)
@@ -345,7 +345,7 @@ def truncate_and_remove_keep_cached_blocks(subject: Subject) -> None:
             if name == "truncate":
                 cache.truncate(sequence, size + 1)
                 for layer in served.layers:
-                    cache.write(sequence, layer, size + 1, *pair_of_tokens(subject, 2))
+                    cache.write(sequence, layer, size + 1, *random_pair(subject, 2))
             else:
                 cache.remove(sequence, 1, size + 1)
             served.finds([*tokens, OTHER], 3 * size)

@@ -13,13 +13,13 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.block_accounting import layers_of, reserve, room, tables_alone, to_be_filled, with_room
 from kvref_conformance.families.prefix.model import Prefix
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.tagged_content import pair_of_content
+from kvref_conformance.testlib.tagged_content import content_pair
 
 Tokens = Sequence[int]
 OTHER = 77  # a token that is in no prompt
@@ -76,7 +76,7 @@ class PrefixFixture(Session):
     def compute(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
         """Returns the keys and values of a sequence's prompt at these positions."""
         row = self.cache.config["num_kv_heads"], self.cache.config["head_dim"]
-        return pair_of_content(streams(*self.prompts[sequence])[list(positions)], layer, positions, *row)
+        return content_pair(streams(*self.prompts[sequence])[list(positions)], layer, positions, *row)
 
     def serve(self, tokens: Tokens, salt: str = "") -> int:
         """Begins a prompt, writes the tokens after the hit, commits all, and returns the sequence."""
@@ -95,7 +95,7 @@ class PrefixFixture(Session):
         if not self.subject.limits.switch(self.subject.family, "other_eviction_order"):
             self.serve_and_drop(*prompts, salt=salt)
             return []
-        self.subject.need(sequences=len(self.model.sequences) + len(prompts) + 1)
+        self.subject.require_size(sequences=len(self.model.sequences) + len(prompts) + 1)
         return [self.serve(tokens, salt) for tokens in prompts]
 
     def look(self, *names: str) -> None:
@@ -103,7 +103,7 @@ class PrefixFixture(Session):
         super().look(*(names or (("block_table",) if tables_alone(self.subject) else ())))
 
     def finds(self, tokens: Tokens, count: int, salt: str = "") -> None:
-        """Raises Broken unless match and begin find `count` tokens of a prompt, and these read as they must."""
+        """Raises ClauseViolation unless match and begin find `count` tokens of a prompt, and these read as they must."""
         assert_equal(self.match(tokens, salt), count, "match of a prompt")
         sequence, hit = self.begin(tokens, salt)
         assert_equal(hit, count, "length of a sequence that begins with a prompt")
@@ -115,7 +115,9 @@ class PrefixFixture(Session):
         del self._runner.models[self.cache.id]
 
     def compare(self, sequence: int, count: int) -> None:
-        """Raises Broken unless a sequence, if tokens are stored at all, contains the first `count` tokens of its prompt."""
+        """Raises ClauseViolation unless a sequence, if tokens are stored at all, contains the first `count` tokens of its
+        prompt.
+        """
         for layer in () if tables_alone(self.subject) else self.layers:
             want = self.compute(sequence, layer, range(count))
             assert_pair(self.cache.gather(sequence, layer), want, f"{count} tokens of a prompt, layer {layer}")
@@ -135,7 +137,7 @@ def with_free_entries(subject: Subject, entries: int, **sizes: Any) -> PrefixFix
     """Returns a cache with exactly `entries` free entries. If the pool must be larger, a sequence has the rest."""
     served = PrefixFixture(subject, make=partial(to_be_filled, subject, entries, **sizes))
     if (rest := room(served.cache) - entries) > 0:
-        subject.need(sequences=3)
+        subject.require_size(sequences=3)
         served.allocate(rest)
     return served
 

@@ -18,8 +18,8 @@ class PrefixLawAdapter(PagedLawAdapter):
     def begun(self) -> int:
         return int(self.cache.begin([next(self.unseen)]))
 
-    def out_of_range(self) -> list[BadCall]:
-        calls = super().out_of_range()
+    def out_of_range_calls(self) -> list[BadCall]:
+        calls = super().out_of_range_calls()
         calls += [("PositionOutOfRange", "commit", (self.sequence, [1] * (self.length() + 1)))]
         calls += [("SequenceNotFound", "commit", (sequence, [])) for sequence in (-1, self.sequence + 10**6)]
         calls += [("TokenOutOfRange", "commit", (self.sequence, [-1])), ("OutOfBlocks", "begin", ([1] * (self.room() + 1),))]

@@ -16,8 +16,8 @@ from kvref_conformance.families.prefix.prefix_index_model import (
     invalid_tokens,
     same_bits,
 )
-from kvref_conformance.oracle.expectations import AnyOf, Expectation, ExpectedError, UnjudgedReply, Wrong, not_in_range
-from kvref_conformance.oracle.reference_model import Look
+from kvref_conformance.oracle.expectations import AnyOf, Errors, Expectation, ExpectedError, UnjudgedReply, range_errors
+from kvref_conformance.oracle.reference_model import ReadCall
 
 MATCHED = 3  # the number of prompts that are matched after each call
 LAST_TOKEN = 2**40  # a last token, so that all tokens before it can be found
@@ -25,7 +25,7 @@ LAST_TOKEN = 2**40  # a last token, so that all tokens before it can be found
 
 class Prefix(Paged):
     family = "prefix"
-    blamed: ClassVar = Paged.blamed | {
+    clause_by_observation: ClassVar = Paged.clause_by_observation | {
         **{("begin", seen): "PREFIX-01" for seen in ("num_free_blocks", "length", "block_table")},
         **{("commit", seen): "PREFIX-10" for seen in ("num_free_blocks", "length", "block_table")},
         ("none begun", "num_free_blocks"): "PREFIX-13", ("none begun", "block_table"): "PREFIX-13",
@@ -43,8 +43,8 @@ class Prefix(Paged):
         self.rows: dict[Key, list[list[Token]]] = {}  # committed block -> its tokens in each layer, since the last reset
         self.reset_keys: set[Key] = set()  # blocks that were committed before the last reset
 
-    def declared(self, switch: Callable[[str], bool]) -> None:
-        super().declared(switch)
+    def apply_limits(self, switch: Callable[[str], bool]) -> None:
+        super().apply_limits(switch)
         for state in self.states:
             state.any_order = switch("other_eviction_order")
 
@@ -52,15 +52,15 @@ class Prefix(Paged):
     def states(self) -> list[PrefixIndexState]:
         return [state for state in self.ways if isinstance(state, PrefixIndexState)]
 
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         """Returns the observations of the paged cache (lengths only of changed sequences), and the match of the last prompts."""
-        found: list[Look] = [
+        found: list[ReadCall] = [
             ("length", {"sequence": sequence, "layer": layer})
             for sequence in self.sequences
             for layer in range(self.layers)
             if sequence in self.touched
         ]
-        found += [look for look in super().looks() if look[0] not in ("length", "utilization")]
+        found += [look for look in super().observations() if look[0] not in ("length", "utilization")]
         longest = [key for key in self.rows if not any(follows(other, key) for other in self.rows)]
         return found + [("match", {"tokens": [*tokens, LAST_TOKEN], "salt": salt}) for salt, tokens in longest[-MATCHED:]]
 
@@ -75,7 +75,7 @@ class Prefix(Paged):
         if wrong := invalid_tokens(tokens):
             free = self.total - max(state.used() for state in self.ways)
             short = [("OutOfBlocks", "PREFIX-13")] if self.layers * entries > free else []  # it may check for room first
-            return self.refuse(wrong + short)
+            return self.expect_error(wrong + short)
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
 
         def ways(state: OwnershipState) -> Iterable[Alternative]:
@@ -92,7 +92,7 @@ class Prefix(Paged):
 
         found, used = outcome(self.ways, self.total, ways), set(self.ids)
         if not found.goes:
-            return self.refuse([("OutOfBlocks", "PREFIX-13")])
+            return self.expect_error([("OutOfBlocks", "PREFIX-13")])
 
         def change(new: int) -> None:
             self.ways = found.after
@@ -104,10 +104,10 @@ class Prefix(Paged):
             if len(self._hits(new)) == 1:
                 self._observe_hit(new, *self._hits(new))
 
-        then, says = self.did("begin", change), f"an id never used before, not among {sorted(used)}"
+        then, says = self.on_success("begin", change), f"an id never used before, not among {sorted(used)}"
         if found.stays:
-            return NewOrRefused("PREFIX-01", then, kinds=("OutOfBlocks",), refused=self.none_left(found), says=says, used=used)
-        return AnyOf("PREFIX-01", then, says=says, accepts=lambda id: id not in used)
+            return NewOrRefused("PREFIX-01", then, kinds=("OutOfBlocks",), on_error=self.none_left(found), says=says, used=used)
+        return AnyOf("PREFIX-01", then, range_text=says, accepts=lambda id: id not in used)
 
     def _hits(self, sequence: int) -> set[int]:
         """Returns the possible hits of a sequence, in blocks."""
@@ -125,11 +125,11 @@ class Prefix(Paged):
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong, (salt, old) = self._unknown(sequence) + invalid_tokens(tokens), self.committed.get(sequence, ("", []))
         if not self.tables_alone:
-            wrong += not_in_range(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
+            wrong += range_errors(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
         if any(a != b for a, b in zip(tokens, old, strict=False)):
             wrong.append(("TokenMismatch", "PREFIX-02"))
         if wrong:
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         new = [*tokens, *old[len(tokens) :]]
         first = len(old) // self.size
         if first * self.size < self.first_position(sequence):
@@ -155,11 +155,11 @@ class Prefix(Paged):
             self.rows = {key: each for key, each in self.rows.items() if key not in rows} | rows
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
-        return Expectation("PREFIX-02", self.did("commit", change))
+        return Expectation("PREFIX-02", self.on_success("commit", change))
 
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         if wrong := invalid_tokens(tokens):
-            return self.refuse(wrong)
+            return self.expect_error(wrong)
         if self.lost:
             return UnjudgedReply("PREFIX-01")
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
@@ -181,16 +181,16 @@ class Prefix(Paged):
             if got > max(wanted):
                 return self._clause_of_excess(keys[max(hits)])
             lost = keys[got // self.size]
-            if self.last in ("none begun", "copied"):
-                return {"none begun": "PREFIX-13", "copied": "PREFIX-14"}[self.last]
+            if self.last_change in ("none begun", "copied"):
+                return {"none begun": "PREFIX-13", "copied": "PREFIX-14"}[self.last_change]
             copies = [names for state in self.states for names in state.index.get(lost, [])]
             if len(copies) > len(self.states):
                 return "PREFIX-10"
             evictable = any(name in state.evictable for state in self.states for names in copies for name in names)
-            return ("PREFIX-08" if self.last in ALLOCATING else "PREFIX-06") if evictable else "PREFIX-01"
+            return ("PREFIX-08" if self.last_change in ALLOCATING else "PREFIX-06") if evictable else "PREFIX-01"
 
         says = f"{' or '.join(map(str, sorted(wanted)))} tokens"
-        return Hit("PREFIX-01", then, says=says, accepts=lambda got: got in wanted, clause_of=clause_of)
+        return Hit("PREFIX-01", then, range_text=says, accepts=lambda got: got in wanted, clause_of=clause_of)
 
     def _clause_of_excess(self, key: Key) -> str:
         """Returns the clause that a hit on this block breaks."""
@@ -206,7 +206,7 @@ class Prefix(Paged):
 
     def reset(self) -> Expectation:
         if self.sequences:
-            return self.refuse([("InUse", "PREFIX-11")])
+            return self.expect_error([("InUse", "PREFIX-11")])
 
         def change(ok: Any) -> None:
             self.reset_keys |= self.rows.keys()
@@ -216,7 +216,7 @@ class Prefix(Paged):
                 state.forget()
             self.settle(self.ways)
 
-        return Expectation("PREFIX-11", self.did("reset", change))
+        return Expectation("PREFIX-11", self.on_success("reset", change))
 
     def drop(self, sequence: Any) -> Expectation:
         def change(ok: Any) -> None:
@@ -261,8 +261,8 @@ class Prefix(Paged):
         del self.committed[sequence][1][length:]
 
     def length(self, sequence: Any, layer: Any) -> Expectation:
-        is_new = sequence in self.unobserved or (self.last == "begin" and sequence in self.touched)
-        if not is_new or not_in_range(layer, self.layers, "LayerOutOfRange"):
+        is_new = sequence in self.unobserved or (self.last_change == "begin" and sequence in self.touched)
+        if not is_new or range_errors(layer, self.layers, "LayerOutOfRange"):
             return super().length(sequence, layer)
         salt, tokens = self.committed[sequence][0], self.unobserved.get(sequence)
         if tokens is None:
@@ -275,15 +275,15 @@ class Prefix(Paged):
         counts = {hit * self.size for hit in self._hits(sequence)}
         says = f"{' or '.join(map(str, sorted(counts)))} tokens"
         then = lambda got: self._observe_hit(sequence, len(got[0]) // self.size)  # noqa: E731
-        return AnyOf("PREFIX-01", then, says=says, accepts=lambda got: len(got[0]) in counts)
+        return AnyOf("PREFIX-01", then, range_text=says, accepts=lambda got: len(got[0]) in counts)
 
-    def refuse(self, wrong: Wrong) -> ExpectedError:
-        refused = super().refuse(wrong)
+    def expect_error(self, wrong: Errors) -> ExpectedError:
+        refused = super().expect_error(wrong)
         if wrong[0][1] == "PREFIX-13":
-            return replace(refused, refused=lambda: self.did("none begun")(None))
+            return replace(refused, on_error=lambda: self.on_success("none begun")(None))
         return refused
 
-    def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
+    def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:
         if sequence in self.unobserved:
             raise ValueError("operations on a sequence before its hit was observed are not modeled")
         return super()._unknown(sequence, layer)
@@ -300,10 +300,10 @@ class Prefix(Paged):
         """Returns `expected` with a further change of the model on success."""
 
         def then(ok: Any) -> None:
-            expected.then(ok)
+            expected.on_result(ok)
             more(ok)
 
-        return replace(expected, then=then)
+        return replace(expected, on_result=then)
 
 
 ALLOCATING = ("taken", "append", "begin", "fork", "remove")

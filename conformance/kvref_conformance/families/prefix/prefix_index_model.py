@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import show
+from kvref_conformance.calls.messages import format_value
+from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families.paged.ownership_model import OwnershipState
 from kvref_conformance.families.paged.table_model import Token
-from kvref_conformance.oracle.expectations import AnyOf, Wrong, not_in_range
-from kvref_conformance.outcome import Broken
+from kvref_conformance.oracle.expectations import AnyOf, Errors, range_errors
 
 Key = tuple[str, tuple[int, ...]]  # (salt, the tokens up to the end of the block)
 Names = tuple[int, ...]  # the block names of a copy, one per layer
@@ -241,17 +241,17 @@ class Hit(AnyOf):
 
     clause_of: Callable[[Any], str] = lambda got: ""
 
-    def look(self, ok: Any, op: str, level: Any) -> None:
+    def compare(self, ok: Any, op: str, level: Any) -> None:
         if not self.accepts(ok):
-            raise Broken(op, self.says, show(ok), self.clause_of(ok))
+            raise ClauseViolation(op, self.range_text, format_value(ok), self.clause_of(ok))
 
 
 def follows(key: Key, other: Key) -> bool:
     return key[0] == other[0] and len(key[1]) > len(other[1]) and key[1][: len(other[1])] == other[1]
 
 
-def invalid_tokens(tokens: Sequence[Any]) -> Wrong:
-    return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
+def invalid_tokens(tokens: Sequence[Any]) -> Errors:
+    return [wrong for token in tokens for wrong in range_errors(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
 
 
 def same_bits(tokens: list[list[Token]], other: list[list[Token]]) -> bool:

@@ -4,10 +4,10 @@ from contextlib import suppress
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.soak_driver import CHUNK, PagedSoakDriver, SoakPagedCache, SoakSequence
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.soak.cache_workload import WorkloadEvent
-from kvref_conformance.testlib.assertions import assert_equal, true
+from kvref_conformance.testlib.assertions import assert_equal, assert_true
 from kvref_conformance.testlib.tagged_content import PREFIXES
 
 APART = 2**24  # larger than any position, so that streams have different tokens
@@ -32,12 +32,14 @@ class SoakPrefixCache(SoakPagedCache):
             id = self.cache.begin(self.tokens(number, count))
         finally:
             one = self.live.pop(number)
-        true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "an id not in use", id)
+        assert_true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "an id not in use", id)
         hits = [self.cache.length(id, layer) for layer in self.layers]
         assert_equal(hits, hits[:1] * len(hits), f"length of each layer of sequence {number} after begin")
         least, most = self._found(shared, count)
         right = least <= hits[0] <= most and hits[0] % self.size == 0
-        true(right, f"the hit of sequence {number}", f"a multiple of {self.size}, at least {least} and at most {most}", hits[0])
+        assert_true(
+            right, f"the hit of sequence {number}", f"a multiple of {self.size}, at least {least} and at most {most}", hits[0]
+        )
         one.id, one.lengths, one.blocks = id, hits, self.entries(count)
         self.live[number], self.committed[number] = one, 0
 
@@ -60,7 +62,9 @@ class SoakPrefixCache(SoakPagedCache):
         del self.committed[number]
 
     def counted(self) -> None:
-        """Raises Broken unless the number of free blocks, if it and the tables are provided, is the number of unlisted blocks."""
+        """Raises ClauseViolation unless the number of free blocks, if it and the tables are provided, is the number of
+        unlisted blocks.
+        """
         with suppress(NotOffered):
             held = {
                 int(block)
@@ -73,7 +77,7 @@ class SoakPrefixCache(SoakPagedCache):
             )
 
     def _owned(self) -> None:
-        """Raises Broken if two tables list a block for different tokens, layers or entries."""
+        """Raises ClauseViolation if two tables list a block for different tokens, layers or entries."""
         owners = dict[int, tuple[int, int, int]]()
         for number, one in self.live.items():
             for layer in self.layers:
@@ -81,7 +85,7 @@ class SoakPrefixCache(SoakPagedCache):
                     stop = min((entry + 1) * self.size, one.lengths[layer])
                     stream = int(self.streams(number, [stop - 1])[0])
                     owner = owners.setdefault(int(block), (stream, layer, entry))
-                    true(
+                    assert_true(
                         owner == (stream, layer, entry),
                         f"(stream, layer, entry) that lists block {block}",
                         f"{owner} only",

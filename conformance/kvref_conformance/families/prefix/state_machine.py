@@ -8,11 +8,11 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.families.paged.state_machine import DTYPE, SEQUENCE, PagedStateMachine
 from kvref_conformance.families.paged.table_model import stored
 from kvref_conformance.families.prefix.model import Prefix
-from kvref_conformance.fuzz.base_machine import one_of, pair
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import choose_one, make_pair
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.testlib.tagged_content import pair_of_content
+from kvref_conformance.testlib.tagged_content import content_pair
 
 LONG = 10  # tokens of a prompt
 BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # position at which a prompt differs from the most common one; 0: nowhere
@@ -51,7 +51,7 @@ class PrefixStateMachine(PagedStateMachine):
         return found
 
     def compute(self, tokens: list[int], layer: int, positions: range) -> tuple[NDArray, NDArray]:
-        return pair_of_content(tokens[positions.start : positions.stop], layer, positions, *self.shape)
+        return content_pair(tokens[positions.start : positions.stop], layer, positions, *self.shape)
 
     def tokens_to_commit(self, sequence: int, count: int) -> list[int]:
         """Returns the tokens to commit for a sequence: its prompt where the written rows belong to it, otherwise new tokens."""
@@ -99,7 +99,9 @@ class PrefixStateMachine(PagedStateMachine):
             length = len(self.prefix_model.sequences[sequence][layer].tokens)
             if length < len(tokens):
                 keys, values = self.compute(tokens, layer, range(length, len(tokens)))
-                self.ask("write", self.objects[0], sequence=sequence, layer=layer, start=length, keys=keys, values=values)
+                self.call_quietly(
+                    "write", self.objects[0], sequence=sequence, layer=layer, start=length, keys=keys, values=values
+                )
         self.commit_all(sequence, count)
 
     def commit_all(self, sequence: int, count: int) -> None:
@@ -109,7 +111,7 @@ class PrefixStateMachine(PagedStateMachine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=st.integers(0, LONG), wrong=st.sampled_from((0, 0, 0, 0, 1, 2, 3)))
     def commit(self, which: int, count: int, wrong: int) -> None:
-        committed = one_of((sequence for sequence, (_, tokens) in self.prefix_model.committed.items() if tokens), which)
+        committed = choose_one((sequence for sequence, (_, tokens) in self.prefix_model.committed.items() if tokens), which)
         sequence, count = self.sequence(which), count * self.stride
         if wrong == 3:
             if committed is None:
@@ -132,12 +134,12 @@ class PrefixStateMachine(PagedStateMachine):
         which=st.integers(0, 2),
         back=st.sampled_from((1, 2, 4)),
         how=st.sampled_from(("truncate", "remove", "fork")),
-        kind=kinds(),
+        kind=row_kinds(),
     )
     def say_otherwise(self, which: int, back: int, how: str, kind: str) -> None:
         """Commits other tokens after committed ones were truncated or removed, or for a fork, where this raises."""
         committed = {sequence for sequence, (_, tokens) in self.prefix_model.committed.items() if tokens}
-        if (sequence := one_of(committed, which)) is None:
+        if (sequence := choose_one(committed, which)) is None:
             return
         length = len(self.prefix_model.committed[sequence][1])
         start = max(0, length - back)
@@ -151,7 +153,7 @@ class PrefixStateMachine(PagedStateMachine):
         args = {"length": start} if how == "truncate" else {"start": start, "stop": length}
         self.call(how, self.objects[0], sequence=sequence, **args)
         shape = (self.layers, 1, *self.shape)
-        keys, values = pair(self.source, shape, kind)
+        keys, values = make_pair(self.source, shape, kind)
         self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
         self.commit_all(sequence, length)
 
@@ -171,7 +173,9 @@ class PrefixStateMachine(PagedStateMachine):
 
 # The states of the prefix cache that random call sequences should reach, because bugs depend on them.
 
-refusals("prefix", "TokenOutOfRange", "TokenMismatch", "InUse", "OutOfBlocks", "SequenceNotFound", "PositionOutOfRange")
+register_error_states(
+    "prefix", "TokenOutOfRange", "TokenMismatch", "InUse", "OutOfBlocks", "SequenceNotFound", "PositionOutOfRange"
+)
 
 
 def asked(call: ModelCall) -> tuple[Prefix, int]:

@@ -6,8 +6,15 @@ from typing import Any, Protocol
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import HeadRow, Query, Saved, Step, Token, Tokens
-from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, STATIC, SYMMETRIC, group_of, scales_fit
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import (
+    FORMATS_IN_GROUPS,
+    ROTATED_FORMATS,
+    STATIC_FORMATS,
+    SYMMETRIC_FORMATS,
+    group_of,
+    scales_fit,
+)
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 
 def fits(config: Mapping[str, Any]) -> bool:
@@ -29,7 +36,7 @@ FAMILY = Family(
         *(f"MOVE-{n:02}" for n in (1, 3, 4, 7)),
     ),
     gives={"save": "data"},
-    formats={"format": (*SYMMETRIC, *IN_GROUPS, *STATIC, *ROTATED)},
+    formats={"format": (*SYMMETRIC_FORMATS, *FORMATS_IN_GROUPS, *STATIC_FORMATS, *ROTATED_FORMATS)},
     fits=fits,
     appending={"append": ("keys", "values")},
 )
@@ -90,9 +97,9 @@ class QuantizedFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(2, sizes.heads, sizes.dim)
-    step = rows(sizes.layers, sizes.heads, sizes.dim)
-    query = rows(1, sizes.heads, sizes.dim)
+    tokens = counting_rows(2, sizes.heads, sizes.dim)
+    step = counting_rows(sizes.layers, sizes.heads, sizes.dim)
+    query = counting_rows(1, sizes.heads, sizes.dim)
     return {
         **on_family("quantized", {
             "append": args(layer=0, keys=tokens, values=tokens), "append_step": args(keys=step, values=step),

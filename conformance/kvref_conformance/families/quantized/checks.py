@@ -8,42 +8,49 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.quantized.law_adapter import formats_in_groups, formats_of_tokens
 from kvref_conformance.families.quantized.model import Quantized
 from kvref_conformance.families.rows.input_rows import formats_of_rows, widths
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import AFFINE, IN_GROUPS, ROTATED, STATIC, SYMMETRIC, group_of
+from kvref_conformance.oracle.formats import (
+    AFFINE_FORMATS,
+    FORMATS_IN_GROUPS,
+    ROTATED_FORMATS,
+    STATIC_FORMATS,
+    SYMMETRIC_FORMATS,
+    group_of,
+)
 from kvref_conformance.oracle.formats.hadamard_rotation import block_of
 from kvref_conformance.oracle.formats.per_row import read_as
 from kvref_conformance.oracle.token_storage import row_bytes
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
+    assert_reads,
     assert_same,
     assert_within,
     default_scale,
     expected_attention,
-    normal,
-    queries,
+    normal_rows,
     raises,
-    reads,
+    random_queries,
 )
 from kvref_conformance.testlib.fixtures import (
-    at_least,
+    assert_config_error,
     construct,
-    formats_of,
-    new,
-    pair_of_tokens,
-    refused,
+    new_object,
+    random_pair,
+    require_sizes,
     round_to_input_dtype,
+    supported_formats,
     supports,
 )
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
+from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
 
 Pair = tuple[NDArray, NDArray]
 LOUD, QUIET = np.float32(2.0**8), np.float32(2.0**-8)  # factors
@@ -57,12 +64,12 @@ class QuantizedFixture(Session):
     def __init__(self, subject: Subject, steps: int = 0, **changes: Any) -> None:
         """steps: the number of tokens in every layer. Raises NotOffered if the limits leave less room."""
         super().__init__(subject, **changes)
-        at_least(self.cache, capacity=steps)
+        require_sizes(self.cache, capacity=steps)
         for _ in range(steps):
             self.step()
 
     def random(self, count: int) -> Pair:
-        return pair_of_tokens(self.subject, count, *self.model.row)
+        return random_pair(self.subject, count, *self.model.row)
 
     def step(self) -> None:
         self.cache.append_step(*self.random(self.model.num_layers))
@@ -78,13 +85,13 @@ class QuantizedFixture(Session):
 
         Raises NotOffered if the limits leave less room.
         """
-        at_least(self.cache, capacity=len(self.model.tokens[0]) + len(keys))
+        require_sizes(self.cache, capacity=len(self.model.tokens[0]) + len(keys))
         try:
             self.cache.append(0, keys, values)
         except NotOffered:
             if self.model.num_layers == 1 or any(self.model.tokens):
                 raise
-            self.cache = new(self.subject, "quantized", **self.cache.config | {"num_layers": 1})
+            self.cache = new_object(self.subject, "quantized", **self.cache.config | {"num_layers": 1})
             self.cache.append(0, keys, values)
 
     def read(self) -> Pair:
@@ -93,18 +100,18 @@ class QuantizedFixture(Session):
         return keys, values
 
     def assert_reads(self, keys: NDArray, values: NDArray) -> None:
-        """Raises Broken unless layer 0 contains exactly these tokens, as its format stores them."""
+        """Raises ClauseViolation unless layer 0 contains exactly these tokens, as its format stores them."""
         format, (key_scale, value_scale) = self.model.format, self.model.scales
         wanted = read_as(keys, format, key_scale), read_as(values, format, value_scale)
-        reads(self.subject, self.read(), wanted, f"{format} tokens of layer 0", format)
+        assert_reads(self.subject, self.read(), wanted, f"{format} tokens of layer 0", format)
 
 
 def cache_after_steps(subject: Subject, steps: int, **config: Any) -> ObjectProxy:
     """Returns a cache without a session, for checks in which a wrong format is not a failure."""
-    cache = new(subject, "quantized", **config)
-    at_least(cache, capacity=steps)
+    cache = new_object(subject, "quantized", **config)
+    require_sizes(cache, capacity=steps)
     for _ in range(steps):
-        cache.append_step(*pair_of_tokens(subject, *(cache.config[size] for size in ("num_layers", "num_kv_heads", "head_dim"))))
+        cache.append_step(*random_pair(subject, *(cache.config[size] for size in ("num_layers", "num_kv_heads", "head_dim"))))
     return cache
 
 
@@ -115,7 +122,7 @@ def lengths(cache: ObjectProxy) -> list[int]:
 
 @check("QUANT-01a", "quantized")
 def append_adds_tokens_to_one_layer(subject: Subject) -> None:
-    subject.need(num_layers=2)
+    subject.require_size(num_layers=2)
     for name in formats_of_tokens(subject):
         session = QuantizedFixture(subject, format=name)
         tokens = session.append(3)
@@ -156,7 +163,7 @@ def append_to_a_full_layer_raises(subject: Subject) -> None:
 
 @check("QUANT-03", "quantized")
 def append_stores_a_scale_per_head(subject: Subject) -> None:
-    subject.need(num_kv_heads=2)
+    subject.require_size(num_kv_heads=2)
     for name in formats_of_tokens(subject):
         session = QuantizedFixture(subject, format=name)
         keys, values = session.random(3)
@@ -225,7 +232,7 @@ def append_stores_separate_scales_for_keys_and_values(subject: Subject) -> None:
 
 @check("QUANT-07", "quantized")
 def memory_bytes_counts_codes_and_scales_of_the_capacity(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in supported_formats(subject, "format", *SYMMETRIC_FORMATS):
         for capacity, layers in ((20, 2), (7, 3)):
             session = QuantizedFixture(subject, format=name, capacity=capacity, num_layers=layers)
             session.look("memory_bytes", "fp32_bytes", "compression_ratio")
@@ -256,7 +263,7 @@ def clear_empties_every_layer(subject: Subject) -> None:
 @check("QUANT-09", "rows")
 def mean_absolute_error_is_over_all_elements(subject: Subject) -> None:
     family = subject.new("rows")
-    for name in formats_of_rows(subject, *SYMMETRIC, *AFFINE, *IN_GROUPS):
+    for name in formats_of_rows(subject, *SYMMETRIC_FORMATS, *AFFINE_FORMATS, *FORMATS_IN_GROUPS):
         for count, wanted in ((1, 1), (3, 7), (40, 16)):
             rows = round_to_input_dtype(subject, subject.rng.normal(size=(count, *widths(subject, wanted, format=name))))
             read = read_as(rows, name)
@@ -272,7 +279,7 @@ def mean_absolute_error_is_over_all_elements(subject: Subject) -> None:
 @check("ATTN-10", "quantized")
 def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
-        cache, query, scale = cache_after_steps(subject, 7, format=name), queries(subject, 1), default_scale(subject)
+        cache, query, scale = cache_after_steps(subject, 7, format=name), random_queries(subject, 1), default_scale(subject)
         layer = cache.config["num_layers"] - 1
         want, bound = expected_attention(subject, query, *cache.read_tokens(layer, list(range(7))), scale=scale)
         assert_within(cache.attend(layer, query, scale), want, bound, f"attention over {name} tokens")
@@ -283,14 +290,14 @@ def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
 
 def step(subject: Subject, layers: int, loud: float = 1.0) -> Pair:
     """Returns one token per layer."""
-    keys, values = (round_to_input_dtype(subject, part * loud) for part in pair_of_tokens(subject, layers))
+    keys, values = (round_to_input_dtype(subject, part * loud) for part in random_pair(subject, layers))
     return keys, values
 
 
 def cache_and_steps(subject: Subject, count: int, **config: str) -> tuple[ObjectProxy, list[Pair]]:
     """Returns a cache after `count` steps, and the steps."""
-    cache = new(subject, "quantized", **config)
-    at_least(cache, capacity=count)
+    cache = new_object(subject, "quantized", **config)
+    require_sizes(cache, capacity=count)
     steps = [step(subject, cache.config["num_layers"]) for _ in range(count)]
     given(cache, steps)
     return cache, steps
@@ -307,7 +314,7 @@ def held_by(cache: ObjectProxy, count: int) -> list[Pair]:
 
 
 def holds(cache: ObjectProxy, want: list[Pair], count: int, when: str) -> None:
-    """Raises Broken unless every layer has `count` tokens and reads as `want`."""
+    """Raises ClauseViolation unless every layer has `count` tokens and reads as `want`."""
     assert_equal(lengths(cache), [count] * cache.config["num_layers"], f"lengths {when}")
     for layer, read in enumerate(held_by(cache, count)):
         assert_pair(read, want[layer], f"layer {layer} {when}")
@@ -326,11 +333,11 @@ def what_went_cannot_be_read(subject: Subject) -> None:
 
 @check("EDIT-01a", "quantized")
 def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
-    subject.need(num_layers=2)
+    subject.require_size(num_layers=2)
     for longer in (0, 1):
         cache, _ = cache_and_steps(subject, 4)
-        at_least(cache, capacity=7)
-        cache.append(longer, *pair_of_tokens(subject, 3))
+        require_sizes(cache, capacity=7)
+        cache.append(longer, *random_pair(subject, 3))
         before = held_by(cache, 3)
         cache.truncate(3)
         holds(cache, before, 3, f"after truncate(3) of 4 tokens and 7 in layer {longer}")
@@ -338,11 +345,11 @@ def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
 
 @check("EDIT-02a", "quantized")
 def the_shortest_layer_says_how_many_may_stay(subject: Subject) -> None:
-    subject.need(num_layers=2)
+    subject.require_size(num_layers=2)
     for longer in (0, 1):
         cache, _ = cache_and_steps(subject, 2)
-        at_least(cache, capacity=5)
-        cache.append(longer, *pair_of_tokens(subject, 3))
+        require_sizes(cache, capacity=5)
+        cache.append(longer, *random_pair(subject, 3))
         before = lengths(cache)
         with raises("PositionOutOfRange"):
             cache.truncate(3)
@@ -358,7 +365,7 @@ def never(subject: Subject, cache: ObjectProxy, steps: list[Pair]) -> list[Pair]
 
 @check("EDIT-03", "quantized")
 def a_full_cache_that_went_back_is_filled_again(subject: Subject) -> None:
-    cache = new(subject, "quantized", capacity=4)
+    cache = new_object(subject, "quantized", capacity=4)
     layers, capacity = cache.config["num_layers"], cache.config["capacity"]
     steps = [step(subject, layers) for _ in range(2 * capacity - 1)]
     given(cache, steps[:capacity])
@@ -401,7 +408,7 @@ def truncate_and_clear_remove_codes_and_scales(subject: Subject) -> None:
 @check("QUANT-10c", "quantized")
 def memory_bytes_counts_groups(subject: Subject) -> None:
     for name in formats_in_groups(subject):
-        cache = new(subject, "quantized", format=name, head_dim=2 * group_of(name))
+        cache = new_object(subject, "quantized", format=name, head_dim=2 * group_of(name))
         rows = 2 * cache.config["num_layers"] * cache.config["capacity"] * cache.config["num_kv_heads"]
         assert_equal(cache.memory_bytes, rows * row_bytes(cache.config["head_dim"], name), f"memory_bytes in {name}")
 
@@ -417,7 +424,7 @@ def new_with_a_head_dim_that_is_no_multiple_of_the_group_raises(subject: Subject
     if not wrong:
         raise NotOffered("a head_dim that is not a multiple of a group")
     for name, dim in wrong:
-        config = new(subject, "quantized", format=name, head_dim=group_of(name)).config
+        config = new_object(subject, "quantized", format=name, head_dim=group_of(name)).config
         with raises("ConfigError"):
             subject.new("quantized", **config | {"head_dim": dim})
 
@@ -427,7 +434,7 @@ def new_with_a_head_dim_that_is_no_multiple_of_the_group_raises(subject: Subject
 
 @check("LAW-01", "quantized")
 def append_step_with_a_full_layer_changes_no_layer(subject: Subject) -> None:
-    subject.need(num_layers=2)
+    subject.require_size(num_layers=2)
     session = QuantizedFixture(subject, capacity=2)
     session.cache.append(1, *session.random(session.model.room))
     with raises("CapacityExceeded"):
@@ -437,43 +444,43 @@ def append_step_with_a_full_layer_changes_no_layer(subject: Subject) -> None:
 
 @check("LAW-20", "quantized")
 def bytes_are_counted_whatever_the_sizes_are_given_in(subject: Subject) -> None:
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("quantized", capacity=100)
         yield "memory_bytes and fp32_bytes", (cache.memory_bytes, cache.fp32_bytes)
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-20", "quantized")
 def tokens_are_read_whatever_they_are_named_in(subject: Subject) -> None:
-    sizes = new(subject, "quantized").config
+    sizes = new_object(subject, "quantized").config
     layer, head = int(sizes["num_layers"]) - 1, int(sizes["num_kv_heads"]) - 1
-    steps = [pair_of_tokens(subject, sizes["num_layers"]) for _ in range(2)]
+    steps = [random_pair(subject, sizes["num_layers"]) for _ in range(2)]
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("quantized", capacity=100)
-        at_least(cache, capacity=len(steps))
+        require_sizes(cache, capacity=len(steps))
         for step in steps:
             cache.append_step(*step)
         yield f"length of layer {layer}", typed.call(cache, "length", layer)
         yield "tokens 1 and 0", typed.call(cache, "read_tokens", layer, [1, 0])
         yield f"head {head} of token 1", typed.call(cache, "read_head", layer, 1, head)
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-20", "quantized")
 def tokens_are_appended_whatever_the_layer_is_named_in(subject: Subject) -> None:
-    subject.need(num_layers=2)
-    keys, values = pair_of_tokens(subject, 2)
+    subject.require_size(num_layers=2)
+    keys, values = random_pair(subject, 2)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("quantized", capacity=100)
         yield "append to layer 1", typed.call(cache, "append", 1, keys, values)
         yield "length of layer 1", typed.call(cache, "length", 1)
         yield "tokens 1 and 0", typed.call(cache, "read_tokens", 1, [1, 0])
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-05a", "quantized")
@@ -510,7 +517,7 @@ def read_of_no_positions_returns_no_tokens(subject: Subject) -> None:
 
 @check("LAW-02a", "quantized")
 def append_leaves_other_layers_unchanged(subject: Subject) -> None:
-    subject.need(num_layers=2)
+    subject.require_size(num_layers=2)
     session = QuantizedFixture(subject)
     session.append(11)
     session.cache.append(1, *session.random(1))
@@ -523,32 +530,32 @@ def append_leaves_other_layers_unchanged(subject: Subject) -> None:
 @check("LAW-18", "quantized")
 def append_to_layers_of_different_length_keeps_their_scales(subject: Subject) -> None:
     for format in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
-        cache = new(subject, "quantized", num_layers=4, capacity=700, num_kv_heads=3, head_dim=96, format=format)
+        cache = new_object(subject, "quantized", num_layers=4, capacity=700, num_kv_heads=3, head_dim=96, format=format)
         written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
         ends = [0] * cache.config["num_layers"]
-        room = affordable(subject, cache.config["capacity"], 3 * len(ends))
+        room = affordable_tokens(subject, cache.config["capacity"], 3 * len(ends))
         for count in (1, 15, 1, 47, 64, 129, 400):
             for layer, start in enumerate(ends):
                 if more := min(count // (layer + 1), room - start):
                     append_content(cache, layer, 0, range(start, start + more), written)
                     ends[layer] += more
         for layer, end in enumerate(ends):
-            assert_cache_contains(subject, cache, layer, {0, 16, 17, 64, 127, 128, 255, 256, 257, end - 1} & {*range(end)}, written)
+            assert_cache_contains(
+                subject, cache, layer, {0, 16, 17, 64, 127, 128, 255, 256, 257, end - 1} & {*range(end)}, written
+            )
 
 
 def append_content(cache: ObjectProxy, layer: int, stream: int, positions: range, written: WrittenContent) -> None:
-    cache.append(layer, *pair_of_content(stream, layer, positions, written.heads, written.dim))
-    written.up_to(stream, layer, positions.stop)
+    cache.append(layer, *content_pair(stream, layer, positions, written.heads, written.dim))
+    written.add_up_to(stream, layer, positions.stop)
 
 
 def assert_cache_contains(subject: Subject, cache: ObjectProxy, layer: int, positions: set[int], written: WrittenContent) -> None:
-    """Raises Broken unless the tokens of stream 0 are read at these positions."""
+    """Raises ClauseViolation unless the tokens of stream 0 are read at these positions."""
     ordered = sorted(positions)
-    keys, values = (
-        read_as(part, cache.config["format"]) for part in pair_of_content(0, layer, ordered, written.heads, written.dim)
-    )
+    keys, values = (read_as(part, cache.config["format"]) for part in content_pair(0, layer, ordered, written.heads, written.dim))
     exact = subject.level == "exact"
-    belongs(cache.read_tokens(layer, ordered), 0, layer, ordered, written, exact, (keys, values))
+    assert_content(cache.read_tokens(layer, ordered), 0, layer, ordered, written, exact, (keys, values))
 
 
 # Checks of FMT-ROT: a cache in rotated formats.
@@ -558,7 +565,7 @@ DIM = 64
 
 def rotated_formats(subject: Subject) -> list[str]:
     """Returns the supported ones. Raises NotOffered if no allowed head_dim has a block to rotate."""
-    dim, supported = subject.size("head_dim", DIM), formats_of(subject, "format", *ROTATED)
+    dim, supported = subject.size("head_dim", DIM), supported_formats(subject, "format", *ROTATED_FORMATS)
     if found := [name for name in supported if dim % group_of(name) == 0 and block_of(dim) > 1]:
         return found
     raise NotOffered("a head_dim with a block to rotate")
@@ -566,7 +573,7 @@ def rotated_formats(subject: Subject) -> list[str]:
 
 @check("FMT-ROT-04", "quantized")
 def append_rotates_each_head_by_itself(subject: Subject) -> None:
-    subject.need(num_kv_heads=2)
+    subject.require_size(num_kv_heads=2)
     for name in rotated_formats(subject):
         session = QuantizedFixture(subject, num_layers=1, format=name, head_dim=DIM)
         keys, values = session.append(3)
@@ -598,7 +605,7 @@ def attend_over_rotated_tokens_uses_the_values_that_read_returns(subject: Subjec
     for name in rotated_formats(subject):
         cache = cache_after_steps(subject, 4, num_layers=1, format=name, head_dim=DIM)
         heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
-        query, scale = normal(subject, 1, heads * subject.size("group_size", 2), dim), 2.5 / dim
+        query, scale = normal_rows(subject, 1, heads * subject.size("group_size", 2), dim), 2.5 / dim
         want, bound = expected_attention(subject, query, *cache.read_tokens(0, list(range(4))), scale=scale, rotated=True)
         assert_within(cache.attend(0, query, scale), want, bound, f"attention over {name} tokens")
 
@@ -610,7 +617,7 @@ SCALES = {"key_scale": 0.5, "value_scale": 0.037}
 
 def static_caches(subject: Subject, **scales: Any) -> Iterator[QuantizedFixture]:
     """Yields a cache of one layer per format, with these scales."""
-    for name in formats_of(subject, "format", *STATIC):
+    for name in supported_formats(subject, "format", *STATIC_FORMATS):
         yield QuantizedFixture(subject, num_layers=1, format=name, **scales)
 
 
@@ -637,35 +644,35 @@ def new_without_a_scale_uses_one(subject: Subject) -> None:
 
 @check("ATTN-10", "quantized")
 def attend_uses_the_key_scale_and_the_value_scale(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *STATIC):
+    for name in supported_formats(subject, "format", *STATIC_FORMATS):
         cache = cache_after_steps(subject, 4, num_layers=1, format=name, **SCALES)
-        query, scale = queries(subject, 1), default_scale(subject)
+        query, scale = random_queries(subject, 1), default_scale(subject)
         want, bound = expected_attention(subject, query, *cache.read_tokens(0, list(range(4))), scale=scale)
         assert_within(cache.attend(0, query, scale), want, bound, f"attention over {name} tokens")
 
 
 @check("FMT-STATIC-05a", "quantized")
 def new_with_a_scale_that_is_not_positive_and_finite_raises(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *STATIC):
+    for name in supported_formats(subject, "format", *STATIC_FORMATS):
         for which in SCALES:
             for wrong in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf")))):
-                config = new(subject, "quantized", format=name).config
+                config = new_object(subject, "quantized", format=name).config
                 with raises("ConfigError"):
                     subject.new("quantized", **config | {which: wrong})
 
 
 @check("FMT-STATIC-05b", "quantized")
 def new_with_a_scale_for_a_format_that_computes_scales_raises(subject: Subject) -> None:
-    formats_of(subject, "format", *STATIC)
+    supported_formats(subject, "format", *STATIC_FORMATS)
     if not supports(subject, "format", "int8"):
         raise NotOffered("format int8")
     for which in SCALES:
-        refused(subject, "quantized", **{"format": "int8", which: 0.5})
+        assert_config_error(subject, "quantized", **{"format": "int8", which: 0.5})
 
 
 @check("FMT-STATIC-08", "quantized")
 def memory_bytes_is_one_byte_per_number(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *STATIC):
-        cache = new(subject, "quantized", format=name, key_scale=0.5)
+    for name in supported_formats(subject, "format", *STATIC_FORMATS):
+        cache = new_object(subject, "quantized", format=name, key_scale=0.5)
         layers, capacity, heads, dim = (cache.config[size] for size in ("num_layers", "capacity", "num_kv_heads", "head_dim"))
         assert_equal(cache.memory_bytes, 2 * layers * capacity * heads * dim, f"memory_bytes in {name}")

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.derived_operations import DerivedOperation, cut, in_turn
+from kvref_conformance.calls.derived_operations import DerivedOperation, call_in_order, slice_tokens
 from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
 
 Pair = tuple[NDArray, NDArray]
 
@@ -46,13 +46,13 @@ def append_by_steps(cache: ObjectProxy, layer: int, keys: Any, values: Any) -> N
     else:
         ((count,),) = lengths
         tokens = [range(n, n + 1) for n in range(count)]
-        in_turn(partial(cache.append_step, cut(keys, 0, each), cut(values, 0, each)) for each in tokens)
+        call_in_order(partial(cache.append_step, slice_tokens(keys, 0, each), slice_tokens(values, 0, each)) for each in tokens)
 
 
 def append_to_every_layer(cache: ObjectProxy, keys: Any, values: Any) -> None:
     if not _have_one_shape(keys, values) or len(keys) != cache.config["num_layers"]:
         raise NotOffered("append_step of other arrays than one token per layer (derived from append)")
-    in_turn(partial(cache.append, layer, keys[layer][None], values[layer][None]) for layer in range(len(keys)))
+    call_in_order(partial(cache.append, layer, keys[layer][None], values[layer][None]) for layer in range(len(keys)))
 
 
 def _stacked(pairs: Sequence[Pair]) -> Pair:
@@ -72,6 +72,6 @@ DERIVED = (
     DerivedOperation("read_token", "QUANT-04", ("read_tokens",), read_one_token),
     DerivedOperation("read_head", "QUANT-04", ("read_token",), read_head_of_token),
     DerivedOperation("clear", "EDIT-01", ("truncate",), lambda cache: cache.truncate(0)),
-    DerivedOperation("append", "QUANT-01", ("append_step",), append_by_steps, cuts=True),
+    DerivedOperation("append", "QUANT-01", ("append_step",), append_by_steps, splits_appends=True),
     DerivedOperation("append_step", "QUANT-01", ("append",), append_to_every_layer),
 )

@@ -5,12 +5,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.quantized.model import Quantized
-from kvref_conformance.fuzz.base_machine import ANY, BACK, COUNT, DAMAGE, LAST, FamilyStateMachine, damaged, pair, within
-from kvref_conformance.fuzz.row_generators import HUGE, kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
-from kvref_conformance.oracle.formats import STATIC, SYMMETRIC, group_of
+from kvref_conformance.fuzz.base_machine import (
+    ANY_INDEX,
+    DAMAGE_KIND,
+    LAST_INDEX,
+    TOKEN_COUNT,
+    TRUNCATION,
+    FamilyStateMachine,
+    clip_index,
+    damage_saved_data,
+    make_pair,
+)
+from kvref_conformance.fuzz.row_generators import HUGE_KINDS, row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
+from kvref_conformance.oracle.formats import STATIC_FORMATS, SYMMETRIC_FORMATS, group_of
 
-POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
+POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST_INDEX))
 SIZE = st.integers(1, 3)
 SOME_GROUPS = ("q8_0", "q4_1", "mxfp4", "nvfp4", "int4_g32_float16", "uint8_g32_bfloat16")
 SOME_ROTATED = ("int8_hadamard", "q8_0_hadamard")
@@ -22,13 +32,14 @@ class QuantizedStateMachine(FamilyStateMachine):
 
     @initialize(
         layers=st.sampled_from((1, 2, 2)), capacity=st.sampled_from((2, 5, 8, 1)), heads=SIZE, dim=SIZE,
-        format=st.sampled_from((*SYMMETRIC, *SOME_GROUPS, *STATIC, *SOME_ROTATED)), key_scale=GIVEN, value_scale=GIVEN,
+        format=st.sampled_from((*SYMMETRIC_FORMATS, *SOME_GROUPS, *STATIC_FORMATS, *SOME_ROTATED)), key_scale=GIVEN,
+        value_scale=GIVEN,
     )  # fmt: skip
     def new(self, layers: int, capacity: int, heads: int, dim: int, format: str, key_scale: float, value_scale: float) -> None:
         found = self.format_for(self.family, "format", format) or ""
-        scales = {"key_scale": key_scale, "value_scale": value_scale} if found in STATIC else {}
+        scales = {"key_scale": key_scale, "value_scale": value_scale} if found in STATIC_FORMATS else {}
         dim *= group_of(found)
-        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format, **scales)
+        self.make_object(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format, **scales)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -40,16 +51,16 @@ class QuantizedStateMachine(FamilyStateMachine):
         return int(self.config["num_layers"])
 
     @precondition(lambda self: self.objects)
-    @rule(layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    @rule(layer=ANY_INDEX, count=TOKEN_COUNT, kind=row_kinds(), loud=st.sampled_from((1.0, 100.0)))
     def append(self, layer: int, count: int, kind: str, loud: float) -> None:
-        keys, values = pair(self.source, (count, *self.shape), kind)
-        values = self.source.held(values * np.float32(1.0 if kind in HUGE else loud))
-        self.call("append", self.objects[0], layer=within(layer, self.layers), keys=keys, values=values)
+        keys, values = make_pair(self.source, (count, *self.shape), kind)
+        values = self.source.round_to_dtype(values * np.float32(1.0 if kind in HUGE_KINDS else loud))
+        self.call("append", self.objects[0], layer=clip_index(layer, self.layers), keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(kind=kinds())
+    @rule(kind=row_kinds())
     def append_step(self, kind: str) -> None:
-        keys, values = pair(self.source, (self.layers, *self.shape), kind)
+        keys, values = make_pair(self.source, (self.layers, *self.shape), kind)
         self.call("append_step", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
@@ -59,20 +70,20 @@ class QuantizedStateMachine(FamilyStateMachine):
         self.call("append", self.objects[0], layer=0, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(layer=ANY, position=POSITION, head=ANY, group=st.integers(1, 2), kind=kinds(everything=False))
+    @rule(layer=ANY_INDEX, position=POSITION, head=ANY_INDEX, group=st.integers(1, 2), kind=row_kinds(everything=False))
     def read(self, layer: int, position: int, head: int, group: int, kind: str) -> None:
-        layer, head = within(layer, self.layers), within(head, self.shape[0])
+        layer, head = clip_index(layer, self.layers), clip_index(head, self.shape[0])
         model = self.models[self.objects[0]]
         assert isinstance(model, Quantized)
-        position = within(position, len(model.tokens[layer]) if layer < self.layers else 0)
-        self.ask("read_token", self.objects[0], layer=layer, position=position)
-        self.ask("read_head", self.objects[0], layer=layer, position=position, head=head)
+        position = clip_index(position, len(model.tokens[layer]) if layer < self.layers else 0)
+        self.call_quietly("read_token", self.objects[0], layer=layer, position=position)
+        self.call_quietly("read_head", self.objects[0], layer=layer, position=position, head=head)
         heads, dim = self.shape
         query = self.source.rows((1, heads * self.subject.size("group_size", group), dim), kind)
         self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK, layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    @rule(back=TRUNCATION, layer=ANY_INDEX, count=TOKEN_COUNT, kind=row_kinds(), loud=st.sampled_from((1.0, 100.0)))
     def truncate(self, back: int, layer: int, count: int, kind: str, loud: float) -> None:
         model = self.models[self.objects[0]]
         assert isinstance(model, Quantized)
@@ -82,7 +93,7 @@ class QuantizedStateMachine(FamilyStateMachine):
     truncate_again = truncate
 
     @precondition(lambda self: self.objects)
-    @rule(between=st.sampled_from((0, 1, 2)), layer=ANY, count=COUNT, damage=DAMAGE, kind=kinds())
+    @rule(between=st.sampled_from((0, 1, 2)), layer=ANY_INDEX, count=TOKEN_COUNT, damage=DAMAGE_KIND, kind=row_kinds())
     def move(self, between: int, layer: int, count: int, damage: int, kind: str) -> None:
         """Saves the cache, appends tokens or clears it, and loads the saved data."""
         data = self.call("save", self.objects[0])
@@ -92,10 +103,10 @@ class QuantizedStateMachine(FamilyStateMachine):
             self.call("clear", self.objects[0])
         if between:
             self.append(layer, count, kind, 1.0)
-        self.call("load", self.objects[0], data=damaged(data, damage))
+        self.call("load", self.objects[0], data=damage_saved_data(data, damage))
 
     @precondition(lambda self: self.objects)
-    @rule(kind=kinds())
+    @rule(kind=row_kinds())
     def clear(self, kind: str) -> None:
         self.call("clear", self.objects[0])
         self.append(0, 1, kind, 1.0)
@@ -103,7 +114,7 @@ class QuantizedStateMachine(FamilyStateMachine):
 
 # The states of the quantized cache that random call sequences should reach, because bugs depend on them.
 
-refusals(
+register_error_states(
     "quantized", "LayerOutOfRange", "PositionOutOfRange", "HeadOutOfRange", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded",
     "NonFinite",
 )  # fmt: skip
@@ -141,12 +152,12 @@ def layers_of_different_length_are_cleared(call: ModelCall) -> bool:
 
 @state("quantized", "length")
 def fewer_tokens_follow_a_clear(call: ModelCall) -> bool:
-    return 0 < sum(fill(call)) < call.past.most.get(call.on, 0)
+    return 0 < sum(fill(call)) < call.history.max_tokens.get(call.on, 0)
 
 
 @state("quantized", "length")
 def every_layer_has_tokens_after_a_clear(call: ModelCall) -> bool:
-    return call.on in call.past.most and len(fill(call)) > 1 and min(fill(call)) > 0
+    return call.on in call.history.max_tokens and len(fill(call)) > 1 and min(fill(call)) > 0
 
 
 @state("quantized", "length")
@@ -170,7 +181,7 @@ def every_layer_loses_some_tokens_and_keeps_some(call: ModelCall) -> bool:
 
 @state("quantized", "append", "append_step")
 def tokens_follow_a_truncate_of_some(call: ModelCall) -> bool:
-    return call.model.last == "truncate" and call.tokens > 0 and min(fill(call)) > 0
+    return call.model.last_change == "truncate" and call.tokens > 0 and min(fill(call)) > 0
 
 
 @state("quantized", "read_token")
@@ -195,7 +206,7 @@ def attention_goes_over_several_tokens(call: ModelCall) -> bool:
 
 def note_quantized(call: ModelCall) -> None:
     if call.op == "quantized.clear" and any(fill(call)):
-        call.past.most[call.on] = sum(fill(call))
+        call.history.max_tokens[call.on] = sum(fill(call))
 
 
 NOTES["quantized"] = note_quantized

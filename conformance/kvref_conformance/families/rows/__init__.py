@@ -1,11 +1,11 @@
-"""The family `rows`: quantizing rows of numbers, and reading them back."""
+"""The family `counting_rows`: quantizing rows of numbers, and reading them back."""
 
 from math import isfinite
 from typing import Protocol
 
 from kvref_conformance.families import Family
 from kvref_conformance.implementation_api import CodesOf, RowsOf, Scales
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 FAMILY = Family(
     name="rows",
@@ -48,11 +48,11 @@ class RowsFactory(Protocol):
 def sample_calls(sizes: Sizes) -> SampleCalls:
     return {
         **on_family("rows", {
-            "quantize": args(rows=rows(2, sizes.dim), format=sizes.format),
+            "quantize": args(rows=counting_rows(2, sizes.dim), format=sizes.format),
             "dequantize": args(
                 codes=lambda got: got["rows.quantize"][0], scale=lambda got: got["rows.quantize"][1],
                 zero=lambda got: got["rows.quantize"][2], width=sizes.dim, format=sizes.format,
             ),
-            "mean_absolute_error": args(rows=rows(2, sizes.dim), format=sizes.format),
+            "mean_absolute_error": args(rows=counting_rows(2, sizes.dim), format=sizes.format),
         }),
     }  # fmt: skip

@@ -3,7 +3,8 @@
 import numpy as np
 
 from kvref_conformance.calls.recorder import OwnArray
-from kvref_conformance.calls.subject import Subject, narrow
+from kvref_conformance.calls.subject import Subject, narrow_dtype
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.rows.input_rows import (
     NEAR,
     adversarial,
@@ -16,29 +17,37 @@ from kvref_conformance.families.rows.input_rows import (
     widths,
 )
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.adversarial import given
+from kvref_conformance.oracle.adversarial import static_scale_rows
 from kvref_conformance.oracle.formats import (
-    AFFINE,
-    GGML,
-    GROUPS,
-    IN_GROUPS,
-    STATIC,
-    SYMMETRIC,
+    AFFINE_FORMATS,
+    FORMATS_IN_GROUPS,
+    GGML_FORMATS,
+    GROUP_FORMATS,
+    STATIC_FORMATS,
+    SYMMETRIC_FORMATS,
     element_of,
     ggml,
     small_floats,
     static_scale,
 )
 from kvref_conformance.oracle.formats import per_row as oracle
-from kvref_conformance.oracle.formats.stored_rows import StoredRows, fl
-from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, may_raise, raises, read, shaped, true
+from kvref_conformance.oracle.formats.stored_rows import StoredRows, round_to_float32
+from kvref_conformance.testlib.assertions import (
+    assert_equal,
+    assert_read,
+    assert_same,
+    assert_shape,
+    assert_true,
+    assert_within,
+    may_raise,
+    raises,
+)
 from kvref_conformance.testlib.fixtures import round_to_input_dtype
 from kvref_conformance.testlib.registry import check
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 NEGATIVE_ZERO = 0x80  # the code of -0 in both
-EVERY = (*SYMMETRIC, *AFFINE, *IN_GROUPS)
+EVERY = (*SYMMETRIC_FORMATS, *AFFINE_FORMATS, *FORMATS_IN_GROUPS)
 ORDINARY = np.ones((1, 2), np.float32)  # rows around the row under test: a wrong use of their scale shows
 
 
@@ -47,9 +56,9 @@ def quantize_and_read(subject: Subject, rows: NDArray, format: str) -> StoredRow
     family, width = subject.new("rows"), rows.shape[1]
     codes, scale, zero = family.quantize(rows, format)
     values = family.dequantize(codes, scale, zero, width, format)
-    if format in GGML:
+    if format in GGML_FORMATS:
         per_row = width // 32 * ggml.LAYOUT[format].itemsize
-        codes = shaped(codes, (len(codes), per_row), f"{format} bytes of rows of {width}")
+        codes = assert_shape(codes, (len(codes), per_row), f"{format} bytes of rows of {width}")
     elif scale is None:
         raise NotOffered("scales separate from the codes")
     return oracle.as_read(codes, scale, zero, width, format, values)
@@ -63,7 +72,9 @@ def read_back(subject: Subject, rows: NDArray | OwnArray, width: int, format: st
 
 
 def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format: str = "") -> None:
-    """Raises Broken unless scales are bit-identical, or within one unit in the last place at level tolerant (FMT-LEVEL-02)."""
+    """Raises ClauseViolation unless scales are bit-identical, or within one unit in the last place at level tolerant
+    (FMT-LEVEL-02).
+    """
     if subject.level == "exact":
         assert_same(got, want, what)
     else:
@@ -71,7 +82,7 @@ def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format:
 
 
 def same_values(subject: Subject, got: NDArray, want: NDArray, what: str) -> None:
-    """Raises Broken unless values are bit-identical; at level tolerant, 0 and -0 are equal."""
+    """Raises ClauseViolation unless values are bit-identical; at level tolerant, 0 and -0 are equal."""
     if subject.level == "exact":
         assert_same(got, want, what)
     else:
@@ -79,18 +90,18 @@ def same_values(subject: Subject, got: NDArray, want: NDArray, what: str) -> Non
 
 
 def assert_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, scales: StoredRows | None = None) -> None:
-    """Raises Broken unless codes are those of the definition, or admissible at level tolerant.
+    """Raises ClauseViolation unless codes are those of the definition, or admissible at level tolerant.
 
     scales: stored rows with the scales by which the numbers were divided; None for the scales of the definition.
     """
     scales = None if subject.level == "exact" else scales
-    want = (oracle.store(rows, format, got) if scales is None else oracle.as_made(rows, scales, format)).codes
+    want = (oracle.store(rows, format, got) if scales is None else oracle.codes_for_scales(rows, scales, format)).codes
     differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format, scales))
     if len(differs):
         n, i = (int(index) for index in differs[0])
         kind = "" if subject.level == "exact" else " or another admissible code"
         what = f"{format} code {i} of row {n} ({float(rows[n, i])!r}; {len(differs)} of {got.size} wrong)"
-        raise Broken(what, f"{want[n, i]}{kind}", str(got[n, i]))
+        raise ClauseViolation(what, f"{want[n, i]}{kind}", str(got[n, i]))
 
 
 @check("FMT-LEVEL-01", "rows")
@@ -114,10 +125,12 @@ def quantize_stores_admissible_codes_and_scales_within_one_ulp(subject: Subject)
             rows = adversarial(subject, width, name)
             got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
             assert_within(got.scale, want.scale, oracle.ulp_of_scales(want.scale, name), f"{name} scale of rows of {width}")
-            wrong = oracle.inadmissible(rows, got.codes, name, got if name in GROUPS else None)
+            wrong = oracle.inadmissible(rows, got.codes, name, got if name in GROUP_FORMATS else None)
             if wrong:
                 n, i = wrong[0]
-                raise Broken(f"{name} code of {float(rows[n, i])!r}", f"{want.codes[n, i]}, or admissible", str(got.codes[n, i]))
+                raise ClauseViolation(
+                    f"{name} code of {float(rows[n, i])!r}", f"{want.codes[n, i]}, or admissible", str(got.codes[n, i])
+                )
 
 
 def assert_within_bound(subject: Subject, *formats: str) -> None:
@@ -141,7 +154,7 @@ def dequantize_is_within_the_bound(subject: Subject) -> None:
 
 @check("FMT-LEVEL-03b", "rows")
 def quantize_does_not_clip_a_row_to_an_earlier_scale(subject: Subject) -> None:
-    for name in subject.formats(*SYMMETRIC):
+    for name in subject.formats(*SYMMETRIC_FORMATS):
         small, large = np.full((1, 4), 0.5), np.array([[100.0, -300.0, 7.0, 0.0]])
         family = subject.new("rows")
         for rows in (rows_of_allowed_width(subject, small), rows_of_allowed_width(subject, large)):
@@ -160,7 +173,7 @@ def dequantize_of_finite_rows_is_finite(subject: Subject) -> None:
             with may_raise("NonFinite"):
                 got = read_back(subject, rows, rows.shape[1], name)
                 what = f"{row.tolist()} between rows of ones, in {name}"
-                true(np.isfinite(got).all(), what, "finite values, or NonFinite", got.tolist())
+                assert_true(np.isfinite(got).all(), what, "finite values, or NonFinite", got.tolist())
 
 
 @check("FMT-LEVEL-04a", "rows")
@@ -180,16 +193,16 @@ def assert_widened(subject: Subject, dtype: str) -> None:
         raise NotOffered(f"{dtype} arrays, where its limits say {' or '.join(dtypes)}")
     for name in formats_of_rows(subject, *EVERY):
         (width,) = widths(subject, 6, format=name)
-        rows = subject.rng.normal(size=(3, width)).astype(narrow(dtype))
+        rows = subject.rng.normal(size=(3, width)).astype(narrow_dtype(dtype))
         try:
-            own = subject.own(rows)
+            own = subject.to_own_array(rows)
         except Exception as error:
             raise NotOffered(f"{dtype} arrays") from error
         got, wide = read_back(subject, own, width, name), rows.astype(np.float32)
         if "float32" in dtypes:
             assert_same(got, read_back(subject, wide, width, name), f"{name} values of {dtype} rows, compared with float32 rows")
         else:
-            read(subject, got, oracle.read_as(wide, name), f"{name} values of {dtype} rows")
+            assert_read(subject, got, oracle.read_as(wide, name), f"{name} values of {dtype} rows")
 
 
 @check("FMT-LEVEL-04b", "rows")
@@ -214,7 +227,7 @@ def quantize_rounds_quotients_half_away_from_zero(subject: Subject) -> None:
     ties = rows_containing(subject, [127.0], np.arange(-126, 126) + 0.5, 8)
     for rows in (ties, toward_zero(subject, ties), adversarial(subject, 64, "int8")):
         got = quantize_and_read(subject, rows, "int8")
-        true(got.codes.min() >= -127, "the smallest code", "at least -127", got.codes.min())
+        assert_true(got.codes.min() >= -127, "the smallest code", "at least -127", got.codes.min())
         assert_codes(subject, got.codes, rows, "int8")
 
 
@@ -222,7 +235,7 @@ def assert_values_are_codes_times_scales(subject: Subject, name: str) -> None:
     rows = adversarial(subject, 7, name)
     got = quantize_and_read(subject, rows, name)
     decoded = got.codes if name == "int8" else small_floats.decoded(name)[got.codes]
-    want = fl(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
+    want = round_to_float32(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
     same_values(subject, got.values, want, f"{name} values, compared with codes * scale")
 
 
@@ -302,7 +315,7 @@ def quantize_scales_clips_and_encodes_fp8_rows(subject: Subject) -> None:
             got = quantize_and_read(subject, rows, name)
             same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales")
             assert_codes(subject, got.codes, rows, name)
-            true(np.isfinite(got.values).all(), f"{name} values of finite rows", "finite values", got.values.max())
+            assert_true(np.isfinite(got.values).all(), f"{name} values of finite rows", "finite values", got.values.max())
         assert_values_are_codes_times_scales(subject, name)
 
 
@@ -322,7 +335,7 @@ def quantize_of_fp8_values_returns_their_codes(subject: Subject) -> None:
 
 @check("FMT-AFF-01ab", "rows")
 def quantize_stores_a_scale_and_zero_that_span_the_row(subject: Subject) -> None:
-    for name in subject.formats(*AFFINE):
+    for name in subject.formats(*AFFINE_FORMATS):
         for width in widths(subject, 1, 6, 33):
             rows = adversarial(subject, width, name)
             got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
@@ -332,8 +345,8 @@ def quantize_stores_a_scale_and_zero_that_span_the_row(subject: Subject) -> None
 
 @check("FMT-AFF-01bc", "rows")
 def quantize_of_a_range_beyond_float32_raises(subject: Subject) -> None:
-    formats = subject.formats(*AFFINE)
-    subject.need(width=3)
+    formats = subject.formats(*AFFINE_FORMATS)
+    subject.require_size(width=3)
     if subject.dtype == "float16":
         raise NotOffered("float16 rows whose range overflows float32")
     for name in formats:
@@ -347,28 +360,28 @@ def quantize_of_a_range_beyond_float32_raises(subject: Subject) -> None:
 
 @check("FMT-AFF-02", "rows")
 def quantize_rounds_affine_codes_half_away_and_clamps_them(subject: Subject) -> None:
-    for name in subject.formats(*AFFINE):
+    for name in subject.formats(*AFFINE_FORMATS):
         top = oracle.STEPS[name]
         ties = rows_containing(subject, [0.0, top], np.arange(0, top) + 0.5, top + 2)
         for rows in (ties, round_to_input_dtype(subject, ties + np.float32(1024)), adversarial(subject, 33, name)):
             got = quantize_and_read(subject, rows, name)
-            true(got.codes.min() >= 0 and got.codes.max() <= top, f"{name} codes", f"in [0, {top + 1})", got.codes.max())
+            assert_true(got.codes.min() >= 0 and got.codes.max() <= top, f"{name} codes", f"in [0, {top + 1})", got.codes.max())
             assert_codes(subject, got.codes, rows, name)
 
 
 @check("FMT-AFF-04", "rows")
 def dequantize_of_affine_codes_rounds_twice(subject: Subject) -> None:
-    for name in subject.formats(*AFFINE):
+    for name in subject.formats(*AFFINE_FORMATS):
         rows = adversarial(subject, 33, name)
         got = quantize_and_read(subject, rows, name)
         scale, zero = (np.asarray(part, dtype=np.float64)[:, None] for part in (got.scale, got.zero))
-        want = fl(fl(got.codes * scale) + zero).astype(np.float32)
+        want = round_to_float32(round_to_float32(got.codes * scale) + zero).astype(np.float32)
         same_values(subject, got.values, want, f"{name} values, compared with fl(fl(code * scale) + zero)")
 
 
 @check("FMT-AFF-05", "rows")
 def dequantize_of_a_constant_row_is_exact(subject: Subject) -> None:
-    for name in subject.formats(*AFFINE):
+    for name in subject.formats(*AFFINE_FORMATS):
         constants = np.array([[0.0], [3.14159], [-1e-12], [1e30], [-7.0]])
         rows = representable_rows(subject, np.repeat(constants, subject.size("width", 5), axis=1))
         rows += np.float32(0)  # -0.0 reads back as 0.0
@@ -408,12 +421,12 @@ def assert_packed(subject: Subject, width: int) -> None:
 
 @check("FMT-AFF-07", "rows")
 def dequantize_of_affine_codes_is_within_the_bound(subject: Subject) -> None:
-    assert_within_bound(subject, *AFFINE)
+    assert_within_bound(subject, *AFFINE_FORMATS)
 
 
 @check("FMT-AFF-08", "rows")
 def quantize_excludes_padding_from_the_range(subject: Subject) -> None:
-    for name in subject.formats(*AFFINE):
+    for name in subject.formats(*AFFINE_FORMATS):
         for width in widths(subject, 3, 5, 80, 96):
             for low in (100.0, -200.0):
                 rows = round_to_input_dtype(subject, low + subject.rng.uniform(0, 1, size=(2, width)))
@@ -427,10 +440,10 @@ def quantize_excludes_padding_from_the_range(subject: Subject) -> None:
 
 @check("LAW-16", "rows")
 def quantize_does_not_modify_its_argument(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     for name in formats_of_rows(subject, *EVERY):
         rows = round_to_input_dtype(subject, subject.rng.normal(size=(3, *widths(subject, 5, format=name))))
-        own = subject.own(rows)
+        own = subject.to_own_array(rows)
         subject.new("rows").quantize(own, name)
         assert_same(subject.numpy(own.array), rows, f"the input rows after quantize to {name}")
 
@@ -446,7 +459,7 @@ def assert_quantized(subject: Subject, count: int, wanted: int) -> None:
         rows[:, -1] = 7
         got, want = quantize_and_read(subject, rows, name), oracle.store(rows, name)
         same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {width}", name)
-        assert_codes(subject, got.codes, rows, name, got if name in GROUPS else None)
+        assert_codes(subject, got.codes, rows, name, got if name in GROUP_FORMATS else None)
         if subject.level == "exact":
             assert_same(got.values, want.values, f"{name} values of {count} rows of {width}")
         else:
@@ -473,7 +486,7 @@ SCALES = (1.0, 0.25, 0.037, 0.0011, 2.9)
 
 def rows_for_scale(subject: Subject, format: str, scale: float) -> NDArray:
     (width,) = widths(subject, 64)
-    rows = representable_rows(subject, given(subject.rng, width, format, scale))
+    rows = representable_rows(subject, static_scale_rows(subject.rng, width, format, scale))
     if not len(rows):
         raise NotOffered(f"rows in a dtype with the range of a scale of {scale}")
     return rows
@@ -484,7 +497,7 @@ def quantize_with_static_scale(subject: Subject, rows: NDArray, format: str, sca
     family = subject.new("rows") if scale is None else subject.new("rows", given_scale=scale)
     codes, _, _ = family.quantize(rows, format)
     values = family.dequantize(codes, None, None, rows.shape[1], format)
-    codes = shaped(codes, rows.shape, f"{format} codes").astype(np.int64)
+    codes = assert_shape(codes, rows.shape, f"{format} codes").astype(np.int64)
     none = np.zeros(0, np.float32)
     return StoredRows(codes, none, none, values)
 
@@ -496,12 +509,12 @@ def assert_static_codes(subject: Subject, got: NDArray, rows: NDArray, format: s
     if wrong:
         n, i = wrong[0]
         what = f"{format} code of {float(rows[n, i])!r} with a scale of {scale} ({len(wrong)} of {got.size} wrong)"
-        raise Broken(what, str(want[n, i]) + ("" if exact else " or another admissible code"), str(got[n, i]))
+        raise ClauseViolation(what, str(want[n, i]) + ("" if exact else " or another admissible code"), str(got[n, i]))
 
 
 @check("FMT-STATIC-01", "rows")
 def quantize_divides_by_the_static_scale(subject: Subject) -> None:
-    for name in subject.formats(*STATIC):
+    for name in subject.formats(*STATIC_FORMATS):
         for scale in SCALES:
             rows = rows_for_scale(subject, name, scale)
             assert_static_codes(subject, quantize_with_static_scale(subject, rows, name, scale).codes, rows, name, scale)
@@ -509,14 +522,14 @@ def quantize_divides_by_the_static_scale(subject: Subject) -> None:
 
 @check("FMT-STATIC-02", "rows")
 def quantize_clips_to_the_range_of_the_static_scale(subject: Subject) -> None:
-    for name in subject.formats(*STATIC):
+    for name in subject.formats(*STATIC_FORMATS):
         for scale in (1.0, 0.0011):
             most = np.float32(small_floats.MAX[element_of(name)]) * np.float32(scale)
             ends = np.minimum(most * np.array([1.0, 1.01, 1.2, 2.0, 1e3, 1e30], np.float32), np.float32(largest(subject)))
             (width,) = widths(subject, 12)
             rows = round_to_input_dtype(subject, np.resize(np.concatenate([ends, -ends]), (-(-12 // width), width)))
             got, want = quantize_with_static_scale(subject, rows, name, scale), static_scale.store(rows, name, scale)
-            true(np.isfinite(got.values).all(), f"{name} values of {rows.tolist()}", "finite values", got.values)
+            assert_true(np.isfinite(got.values).all(), f"{name} values of {rows.tolist()}", "finite values", got.values)
             beyond = np.abs(rows.astype(np.float64)) >= most
             what = f"{name} values of magnitudes from {most} on, with a scale of {scale}"
             same_values(subject, got.values[beyond], want.values[beyond], what)
@@ -524,20 +537,20 @@ def quantize_clips_to_the_range_of_the_static_scale(subject: Subject) -> None:
 
 @check("FMT-STATIC-03", "rows")
 def dequantize_multiplies_code_and_static_scale(subject: Subject) -> None:
-    for name in subject.formats(*STATIC):
+    for name in subject.formats(*STATIC_FORMATS):
         numbers = small_floats.decoded(element_of(name))
         codes = np.flatnonzero(np.isfinite(numbers)).astype(np.uint8)
         (width,) = widths(subject, 64)
         codes = np.resize(codes, (-(-len(codes) // width), width))
         for scale in SCALES:
             got = subject.new("rows", given_scale=scale).dequantize(codes, None, None, width, name)
-            want = static_scale.said(codes, name, scale)
+            want = static_scale.decode_values(codes, name, scale)
             same_values(subject, got, want, f"{name} values of every code with a scale of {scale}")
 
 
 @check("FMT-STATIC-04", "rows")
 def quantize_with_a_static_scale_is_independent_of_other_rows(subject: Subject) -> None:
-    for name in subject.formats(*STATIC):
+    for name in subject.formats(*STATIC_FORMATS):
         family, (width,) = subject.new("rows", given_scale=0.5), widths(subject, 8)
         quiet, loud = (round_to_input_dtype(subject, subject.rng.normal(size=(2, width)) * factor) for factor in (0.01, 100.0))
         for rows in (quiet, np.concatenate([loud, quiet]), loud, quiet):
@@ -550,7 +563,7 @@ def quantize_with_a_static_scale_is_independent_of_other_rows(subject: Subject) 
 
 @check("FMT-STATIC-05a", "rows")
 def new_with_an_invalid_static_scale_raises(subject: Subject) -> None:
-    subject.formats(*STATIC)
+    subject.formats(*STATIC_FORMATS)
     for wrong in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf")))):
         with raises("ConfigError"):
             subject.new("rows", given_scale=wrong)
@@ -558,17 +571,19 @@ def new_with_an_invalid_static_scale_raises(subject: Subject) -> None:
 
 @check("FMT-STATIC-05c", "rows")
 def new_without_a_static_scale_uses_one(subject: Subject) -> None:
-    for name in subject.formats(*STATIC):
+    for name in subject.formats(*STATIC_FORMATS):
         rows = rows_for_scale(subject, name, 1.0)
         rows = rows[np.abs(rows).max(axis=1) <= small_floats.MAX[element_of(name)]]  # larger numbers belong to FMT-STATIC-02
         got = quantize_with_static_scale(subject, rows, name, None)
         assert_static_codes(subject, got.codes, rows, name, 1.0)
-        same_values(subject, got.values, static_scale.said(got.codes, name, 1.0), f"{name} values of codes without a given scale")
+        same_values(
+            subject, got.values, static_scale.decode_values(got.codes, name, 1.0), f"{name} values of codes without a given scale"
+        )
 
 
 @check("FMT-STATIC-07", "rows")
 def dequantize_with_a_static_scale_is_within_the_bound(subject: Subject) -> None:
-    for name in subject.formats(*STATIC):
+    for name in subject.formats(*STATIC_FORMATS):
         for scale in SCALES:
             rows = rows_for_scale(subject, name, scale)
             values = quantize_with_static_scale(subject, rows, name, scale).values

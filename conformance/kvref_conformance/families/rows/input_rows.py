@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvref_conformance.calls.subject import Subject, narrow
+from kvref_conformance.calls.subject import Subject, narrow_dtype
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle import adversarial as oracle
 from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.formats.small_floats import MAX
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.fixtures import round_to_input_dtype, sample_formats
 
 NEAR = 1.6040714e37 / 3.4028235e38, 2.9434131e34 / 3.4028235e38  # times the largest number: rows at the edge of overflow
@@ -49,7 +49,7 @@ def rows_of_allowed_width(subject: Subject, rows: NDArray, format: str = "") -> 
 
 def rows_containing(subject: Subject, first: Sequence[float], numbers: NDArray, width: int) -> NDArray:
     """Returns rows of the allowed width nearest to `width`: each begins with `first`, and together they contain all numbers."""
-    subject.need(width=len(first) + 1)
+    subject.require_size(width=len(first) + 1)
     room = subject.size("width", width) - len(first)
     count = -(-len(numbers) // room)
     return representable_rows(subject, np.concatenate([np.tile(first, (count, 1)), np.resize(numbers, (count, room))], axis=1))
@@ -58,12 +58,12 @@ def rows_containing(subject: Subject, first: Sequence[float], numbers: NDArray, 
 def adversarial(subject: Subject, width: int, format: str) -> NDArray:
     """Returns the oracle's adversarial rows at the nearest allowed width, in the dtype of the inputs."""
     (width,) = widths(subject, width, format=format)
-    return representable_rows(subject, oracle.adversarial(subject.rng, width, format))
+    return representable_rows(subject, oracle.adversarial_rows(subject.rng, width, format))
 
 
 def toward_zero(subject: Subject, rows: NDArray) -> NDArray:
     """Returns the next numbers toward zero in the dtype of the inputs."""
-    dtype = np.float32 if subject.dtype == "float32" else narrow(subject.dtype)
+    dtype = np.float32 if subject.dtype == "float32" else narrow_dtype(subject.dtype)
     neighbors: NDArray = np.nextafter(rows.astype(dtype), np.zeros_like(rows, dtype)).astype(np.float32)
     return neighbors
 

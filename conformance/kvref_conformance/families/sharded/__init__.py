@@ -7,8 +7,8 @@ from kvref.array import Array
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import Query, Tokens
-from kvref_conformance.oracle.formats import PLAIN
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 
 def goes(config: Any) -> bool:
@@ -24,7 +24,7 @@ FAMILY = Family(
         "num_kv_heads": 2, "head_dim": 5, "head_ranks": 4, "token_ranks": 3, "block_size": 2, "num_blocks": 7, "dtype": "float32",
     },
     speaks_for=(*OF_CACHES, *(f"SHARD-{n:02}" for n in range(1, 5)), "EDIT-01", "EDIT-02"),
-    formats={"dtype": PLAIN},
+    formats={"dtype": PLAIN_FORMATS},
     goes=goes,
     appending={"append": ("keys", "values")},
 )  # fmt: skip
@@ -85,8 +85,8 @@ class ShardedFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens, query = rows(2, sizes.heads, sizes.dim), rows(1, sizes.heads, sizes.dim)
-    last = sizes.made.get("head_ranks", 1) * sizes.made.get("token_ranks", 1) - 1
+    tokens, query = counting_rows(2, sizes.heads, sizes.dim), counting_rows(1, sizes.heads, sizes.dim)
+    last = sizes.config.get("head_ranks", 1) * sizes.config.get("token_ranks", 1) - 1
     return {
         **on_family("sharded", {
             "append": args(keys=tokens, values=tokens), "length": args(), "read": args(), "read_rank": args(rank=0),

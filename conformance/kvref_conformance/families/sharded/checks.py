@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.sharded.law_adapter import CALLS_OF_A_RANK, grids
 from kvref_conformance.families.sharded.model import NUMBER_BYTES, Sharded
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.oracle.formats.small_floats import round_to
-from kvref_conformance.outcome import NotOffered
 from kvref_conformance.testlib.assertions import (
-    LOUD,
+    LOUD_FACTOR,
     LOUD_SCALE,
     assert_equal,
     assert_pair,
@@ -23,23 +23,23 @@ from kvref_conformance.testlib.assertions import (
     default_scale,
     expected_attention,
     may_raise,
-    normal,
+    normal_rows,
     raises,
 )
 from kvref_conformance.testlib.fixtures import (
+    assert_config_error,
     clamp_to_limits,
     construct,
-    formats_of,
-    pair_of_tokens,
-    refused,
+    random_pair,
     round_to_input_dtype,
+    supported_formats,
     supports,
 )
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable, edges
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.production_sizes import affordable_tokens, power_of_two_edges
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, content, pair_of_content
+from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair, token_content
 
 HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6), (6, 2), (9, 3), (8, 2))  # kv heads and rows
 PARTS = (1, 2, 5, 1, 3, 1, 4)  # lengths of consecutive appends
@@ -71,7 +71,7 @@ class ShardedFixture(Session):
         return len(self.model.tokens)
 
     def random_tokens(self, count: int) -> tuple[NDArray, NDArray]:
-        return pair_of_tokens(self.subject, count, *self.row)
+        return random_pair(self.subject, count, *self.row)
 
     def append(self, *counts: int) -> None:
         """Appends random tokens in calls of `counts` tokens, or fewer if there is less room."""
@@ -81,7 +81,7 @@ class ShardedFixture(Session):
     def attend(self, count: int, group: int = 2) -> None:
         """Calls `attend` with random queries of the last `count` tokens."""
         heads = self.row[0] * self.subject.size("group_size", group)
-        self.cache.attend(normal(self.subject, count, heads, self.row[1]), default_scale(self.subject))
+        self.cache.attend(normal_rows(self.subject, count, heads, self.row[1]), default_scale(self.subject))
 
     def look(self, *names: str) -> None:
         """Makes the calls that read the length, every rank, and the whole cache, or the calls with these names."""
@@ -112,7 +112,7 @@ def heads_returns_the_share_of_a_row_or_its_copy(subject: Subject) -> None:
 
 @check("SHARD-01d", "sharded")
 def read_returns_the_tokens_that_one_device_would(subject: Subject) -> None:
-    in_dtypes = (next(grids(subject, (4, 3), dtype=dtype)) for dtype in formats_of(subject, "dtype", *PLAIN))
+    in_dtypes = (next(grids(subject, (4, 3), dtype=dtype)) for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS))
     for config in (*grids(subject), *in_dtypes):
         run = ShardedFixture(subject, **config)
         keys, values = run.random_tokens(min(run.room, sum(PARTS)))
@@ -127,7 +127,7 @@ def new_with_heads_that_cannot_be_divided_or_copied_raises(subject: Subject) -> 
     tried = 0
     for heads, rows in ((2, 3), (3, 2), (4, 6), (6, 4), (3, 5)):
         if supports(subject, "num_kv_heads", heads) and supports(subject, "head_ranks", rows):
-            refused(subject, "sharded", num_kv_heads=heads, head_ranks=rows)
+            assert_config_error(subject, "sharded", num_kv_heads=heads, head_ranks=rows)
             tried += 1
     if not tried:
         raise NotOffered("a number of heads and head_ranks, neither of which divides the other, where its limits do not allow it")
@@ -189,7 +189,7 @@ def append_and_truncate_keep_the_other_entries_of_the_table(subject: Subject) ->
 
 @check("SHARD-03c", "sharded")
 def num_bytes_is_the_size_of_the_blocks(subject: Subject) -> None:
-    for dtype in formats_of(subject, "dtype", *PLAIN):
+    for dtype in supported_formats(subject, "dtype", *PLAIN_FORMATS):
         for config in grids(subject, (4, 3), (1, 3), (2, 1), (1, 6), dtype=dtype):
             run = ShardedFixture(subject, **config)
             for count in (0, 1, run.size, run.per_entry):
@@ -266,7 +266,7 @@ def attend_weights_columns_by_their_tokens(subject: Subject) -> None:
             run = ShardedFixture(subject, **config)
             keys, values = run.random_tokens(min(run.room, run.per_entry + 2))
             keys[:] = 0
-            keys[place % len(keys)] = LOUD
+            keys[place % len(keys)] = LOUD_FACTOR
             run.cache.append(keys, values)
             query = np.ones((1, run.row[0] * subject.size("group_size", 2), run.row[1]), np.float32)
             stored = [round_to(part, config["dtype"]) for part in (keys, values)]
@@ -282,7 +282,7 @@ def attend_with_large_scores_does_not_overflow(subject: Subject) -> None:
         run = ShardedFixture(subject, **config)
         keys, values = run.random_tokens(min(run.room, 2 * run.per_entry))
         run.cache.append(round_to_input_dtype(subject, np.sign(keys) * 30), values)
-        query = normal(subject, 3 if len(run) > 2 else 1, run.row[0] * subject.size("group_size", 2), run.row[1]) * 30
+        query = normal_rows(subject, 3 if len(run) > 2 else 1, run.row[0] * subject.size("group_size", 2), run.row[1]) * 30
         run.cache.attend(round_to_input_dtype(subject, query), 1.0)
 
 
@@ -306,7 +306,7 @@ def attend_ignores_a_hidden_token_that_is_not_finite(subject: Subject) -> None:
     for config in grids(subject, (1, 3), (2, 2)):
         row, dtype = (config["num_kv_heads"], config["head_dim"]), config["dtype"]
         for length in range(2, config["block_size"] * config["token_ranks"] + 2):
-            cache, (keys, values) = construct(subject, "sharded", **config), pair_of_tokens(subject, length, *row)
+            cache, (keys, values) = construct(subject, "sharded", **config), random_pair(subject, length, *row)
             values[-1] = np.nan
             cache.append(keys[:-1], values[:-1])
             appended = False
@@ -315,7 +315,7 @@ def attend_ignores_a_hidden_token_that_is_not_finite(subject: Subject) -> None:
                 appended = True
             if not appended:
                 raise NotOffered("append of a token that is not finite")
-            query = normal(subject, 2, *row)
+            query = normal_rows(subject, 2, *row)
             stored = [round_to(part[:-1], dtype) for part in (keys, values)]
             want, bound = expected_attention(
                 subject, query[:1], *stored, scale=default_scale(subject), ranks=config["token_ranks"]
@@ -333,7 +333,7 @@ def attend_with_one_column_computes_each_head_separately(subject: Subject) -> No
     run = ShardedFixture(subject, **config)
     run.append(9)
     group = subject.size("group_size", 2)
-    query = normal(subject, 2, run.row[0] * group, run.row[1])
+    query = normal_rows(subject, 2, run.row[0] * group, run.row[1])
     got = run.cache.attend(query, default_scale(subject))
     for head in range(run.row[0]):
         own = slice(head * group, (head + 1) * group)
@@ -350,7 +350,7 @@ def attend_with_one_column_computes_each_head_separately(subject: Subject) -> No
 def attend_with_more_queries_than_tokens_raises(subject: Subject) -> None:
     for config in grids(subject, (2, 3), (1, 2)):
         run = ShardedFixture(subject, **config)
-        query = normal(subject, 5, *run.row)
+        query = normal_rows(subject, 5, *run.row)
         for count in (0, 1, 3):
             run.append(count - len(run))
             with raises("PositionOutOfRange"):
@@ -372,9 +372,9 @@ SIZES = {"token_ranks": 2, "block_size": 8, "num_blocks": 20}
 def ranks_are_named_in_any_type(subject: Subject) -> None:
     config = clamp_to_limits(subject, "sharded", **SIZES)
     ranks = config["head_ranks"] * config["token_ranks"]
-    keys, values = pair_of_tokens(subject, 20)
+    keys, values = random_pair(subject, 20)
 
-    def naming(typed: TypedIntegers) -> Iterator[Seen]:
+    def naming(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("sharded", **SIZES)
         cache.append(keys, values)
         for name in ("heads", "positions", "block_table", "num_bytes", "read_rank"):
@@ -383,7 +383,7 @@ def ranks_are_named_in_any_type(subject: Subject) -> None:
         yield f"second call of lose({ranks - 1})", typed.call(cache, "lose", ranks - 1)
         yield "read of a cache that lost a rank", typed.call(cache, "read")
 
-    the_same_in_any_type(subject, naming)
+    assert_same_for_integer_types(subject, naming)
 
 
 # SHARD-04: after a rank is lost, the other ranks keep their tokens.
@@ -394,7 +394,7 @@ SEVERAL = ((2, 2), (4, 3), (1, 3), (2, 1))
 def assert_ranks_need(run: ShardedFixture, lost: int) -> None:
     """Checks that every operation that needs all ranks, or the lost one, raises RankLost, and that the others are unchanged."""
     keys, values = run.random_tokens(1)
-    query = normal(run.subject, min(1, len(run)), *run.row), default_scale(run.subject)
+    query = normal_rows(run.subject, min(1, len(run)), *run.row), default_scale(run.subject)
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("append", (keys, values)), ("read", ()), ("attend", query), ("truncate", (0,)), ("clear", ()),
         *((name, (lost,)) for name in CALLS_OF_A_RANK),
@@ -465,12 +465,12 @@ def append_of_numbers_that_are_not_finite_in_which_a_rank_is_lost_writes_nothing
         row = config["num_kv_heads"], config["head_dim"]
         for number in (np.nan, np.inf) if others else ():
             cache = construct(subject, "sharded", **config)
-            cache.append(*pair_of_tokens(subject, config["block_size"] + 1, *row))
+            cache.append(*random_pair(subject, config["block_size"] + 1, *row))
             before = [(cache.block_table(rank), cache.read_rank(rank)) for rank in others]
             cache.lose_in_append(last)
-            keys, values = pair_of_tokens(subject, config["block_size"], *row)
+            keys, values = random_pair(subject, config["block_size"], *row)
             keys[-1], values[-1] = number, number
-            for pair, errors in (((keys, values), ("RankLost", "NonFinite")), (pair_of_tokens(subject, 1, *row), ("RankLost",))):
+            for pair, errors in (((keys, values), ("RankLost", "NonFinite")), (random_pair(subject, 1, *row), ("RankLost",))):
                 with raises(*errors):
                     cache.append(*pair)
                 assert_equal(int(cache.length), config["block_size"] + 1, "length after an append in which a rank was to be lost")
@@ -542,7 +542,7 @@ class LongCache:
     def append_up_to(self, length: int) -> None:
         """Appends generated content up to a length, or until the cache is full."""
         length = min(length, self.room)
-        self.cache.append(*pair_of_content(0, 0, range(self.length, length), *self.row))
+        self.cache.append(*content_pair(0, 0, range(self.length, length), *self.row))
         self.length = length
 
     def truncate(self, length: int) -> None:
@@ -551,8 +551,8 @@ class LongCache:
 
     def attend(self, count: int) -> None:
         """Checks attention for random queries of the last `count` tokens."""
-        query = normal(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
-        tokens, scale = pair_of_content(0, 0, range(self.length), *self.row), default_scale(self.subject)
+        query = normal_rows(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
+        tokens, scale = content_pair(0, 0, range(self.length), *self.row), default_scale(self.subject)
         columns = self.layout.columns
         want, bound = expected_attention(self.subject, query, *tokens, scale=scale, causal=True, ranks=columns)
         assert_within(self.cache.attend(query, scale), want, bound, f"attention over {self.length} tokens")
@@ -560,9 +560,9 @@ class LongCache:
     def check_contents(self) -> None:
         """Checks the content of every rank. The error names the first wrong token."""
         written, cache = WrittenContent(*self.row), self.cache
-        written.up_to(0, 0, self.length)
+        written.add_up_to(0, 0, self.length)
         assert_equal(int(cache.length), self.length, "length")
-        belongs(cache.read(), 0, 0, range(self.length), written)
+        assert_content(cache.read(), 0, 0, range(self.length), written)
         table = [int(block) for block in cache.block_table(0)]
         entries = -(-self.length // (self.layout.size * self.layout.columns))
         assert_equal((len(table), len(set(table))), (entries, entries), "numbers of entries and of blocks in the table")
@@ -571,7 +571,7 @@ class LongCache:
             positions = [at for at in range(self.length) if at // size % columns == rank % columns]
             assert_equal([int(each) for each in cache.positions(rank)], positions, f"positions of rank {rank}")
             for part, got in enumerate(cache.read_rank(rank)):
-                want = content(0, 0, positions, *self.row, part)[:, self.layout.heads_of(rank)]
+                want = token_content(0, 0, positions, *self.row, part)[:, self.layout.heads_of(rank)]
                 wrong = np.argwhere(np.any(np.asarray(got) != want, axis=(1, 2)))[:1].ravel().tolist()
                 assert_equal(wrong, [], f"index of the first wrong token of rank {rank} (none if empty), at {self.length} tokens")
             assert_equal([int(block) for block in cache.block_table(rank)], table, f"block table of rank {rank}")
@@ -579,8 +579,8 @@ class LongCache:
 
 @check("LAW-18", "sharded")
 def append_at_every_power_of_two_fills_all_ranks(subject: Subject) -> None:
-    cache = LongCache(subject, affordable(subject, LONG), 2, 3, 16, 2, 64)
-    for end in edges(min(affordable(subject, LONG), cache.room)):
+    cache = LongCache(subject, affordable_tokens(subject, LONG), 2, 3, 16, 2, 64)
+    for end in power_of_two_edges(min(affordable_tokens(subject, LONG), cache.room)):
         cache.append_up_to(end)
     cache.check_contents()
     for end in (cache.length * 2 // 3, 257, 255):
@@ -591,7 +591,7 @@ def append_at_every_power_of_two_fills_all_ranks(subject: Subject) -> None:
 
 @check("LAW-18", "sharded")
 def append_writes_all_copies_of_heads(subject: Subject) -> None:
-    length = affordable(subject, 600, 2)
+    length = affordable_tokens(subject, 600, 2)
     for rows, heads in ((8, 4), (8, 8), (16, 2)):
         cache = LongCache(subject, length, rows, 1, 16, heads, 80)
         while cache.length < min(length, cache.room):
@@ -603,7 +603,7 @@ def append_writes_all_copies_of_heads(subject: Subject) -> None:
 def heads_and_num_bytes_are_right_on_many_ranks(subject: Subject) -> None:
     """Divided heads, copied heads, and many columns."""
     for rows, columns, heads in ((8, 1, 8), (2, 1, 8), (16, 1, 8), (4, 8, 8), (1, 16, 1)):
-        cache = LongCache(subject, affordable(subject, 300, 5), rows, columns, 16, heads, 64)
+        cache = LongCache(subject, affordable_tokens(subject, 300, 5), rows, columns, 16, heads, 64)
         cache.append_up_to(cache.room)
         config = cache.config
         for rank in cache.ranks:
@@ -615,7 +615,7 @@ def heads_and_num_bytes_are_right_on_many_ranks(subject: Subject) -> None:
 
 @check("LAW-18", "sharded")
 def attend_to_a_long_sequence_on_many_ranks(subject: Subject) -> None:
-    length = affordable(subject, LONG)
+    length = affordable_tokens(subject, LONG)
     cache = LongCache(subject, length, 2, 8, 16, 2, 64)
     cache.append_up_to(length)
     cache.attend(1)
@@ -625,7 +625,7 @@ def attend_to_a_long_sequence_on_many_ranks(subject: Subject) -> None:
 @check("LAW-18", "sharded", real=True)
 def append_and_attend_at_the_sizes_of_models_on_eight_ranks(subject: Subject) -> None:
     """Llama 3 8B and 70B, a smaller Qwen 3, and one head: divided heads, copied heads, and tokens divided among columns."""
-    length = affordable(subject, LONG, 4)
+    length = affordable_tokens(subject, LONG, 4)
     for rows, columns, heads, dim in ((8, 1, 8, 128), (4, 2, 8, 128), (8, 1, 4, 128), (1, 8, 1, 128)):
         cache = LongCache(subject, length, rows, columns, 64, heads, dim)
         for end in (length // 3, length - 2, length - 1, length):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import queries
-from kvref_conformance.testlib.fixtures import clamp_to_limits, different_size, pair_of_tokens
+from kvref_conformance.exceptions import NotOffered
+from kvref_conformance.testlib.assertions import random_queries
+from kvref_conformance.testlib.fixtures import clamp_to_limits, different_size, random_pair
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
@@ -48,7 +48,7 @@ def grids(subject: Subject, *wanted: tuple[int, int], **sizes: Any) -> Iterator[
 def rows_for(subject: Subject, heads: int) -> int:
     """The requested number of rows, or the next smaller one that the limits allow and that fits this number of heads."""
     wanted = subject.size("head_ranks", 4)
-    allowed = (rows for rows in range(wanted, 0, -1) if subject.limits.of("sharded", "head_ranks").allows(rows))
+    allowed = (rows for rows in range(wanted, 0, -1) if subject.limits.limit("sharded", "head_ranks").allows(rows))
     return next((rows for rows in allowed if heads % rows == 0 or rows % heads == 0), wanted)
 
 
@@ -67,29 +67,29 @@ class ShardedLawAdapter(LawAdapter):
     def length(self) -> int:
         return int(self.cache.length)
 
-    def read_as_is(self) -> Any:
+    def read_unconverted(self) -> Any:
         return self.cache.as_is("read")
 
-    def numbers(self) -> Iterable[tuple[str, Any]]:
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
         for rank in self.ranks:
             for name in ("positions", "num_bytes"):
                 with suppress(NotOffered):
                     yield f"{name} of rank {rank}", getattr(self.cache, name)(rank)
 
-    def out_of_range(self) -> list[BadCall]:
+    def out_of_range_calls(self) -> list[BadCall]:
         subject, length = self.subject, len(self)
         calls: list[BadCall] = [("RankOutOfRange", name, (rank,)) for name in CALLS_OF_A_RANK for rank in (-1, len(self.ranks))]
         calls += [("PositionOutOfRange", "truncate", (wrong,)) for wrong in (-1, length + 1)]
-        calls += [("PositionOutOfRange", "attend", (queries(subject, length + 1), 1.0))]
+        calls += [("PositionOutOfRange", "attend", (random_queries(subject, length + 1), 1.0))]
         if subject.size("tokens", count := self.room() - length + 1) == count:  # only in one call: the first of several would fit
-            calls += [("CapacityExceeded", "append", pair_of_tokens(subject, count))]
+            calls += [("CapacityExceeded", "append", random_pair(subject, count))]
         return calls
 
-    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+    def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         return {"attend": [(query, 1.0) for query in wrong_queries(self.subject)]}
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        keys, values = pair_of_tokens(self.subject, 5)
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(9))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[: different_size(5)])), ("append", (keys, values)))

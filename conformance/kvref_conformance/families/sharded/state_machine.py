@@ -4,13 +4,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.sharded.model import Sharded
-from kvref_conformance.fuzz.base_machine import ANY, BACK, COUNT, LAST, FamilyStateMachine, pair
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import ANY_INDEX, LAST_INDEX, TOKEN_COUNT, TRUNCATION, FamilyStateMachine, make_pair
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 
 # Heads, rows and columns: divided heads and copied heads, with and without several columns.
 GRID = st.sampled_from(((2, 2, 2), (1, 1, 3), (2, 4, 1), (2, 1, 2), (1, 2, 2), (3, 3, 1), (2, 1, 1), (4, 2, 2), (6, 2, 1)))
-RANK = st.sampled_from((*range(8), LAST))
+RANK = st.sampled_from((*range(8), LAST_INDEX))
 QUERIES = st.sampled_from((1, 3, 99, 2, 3, 0))  # 99: one query per token
 
 
@@ -23,7 +23,7 @@ class ShardedStateMachine(FamilyStateMachine):
     )  # fmt: skip
     def new(self, grid: tuple[int, int, int], size: int, blocks: int, dim: int, dtype: str) -> None:
         heads, rows, columns = grid
-        self.make(
+        self.make_object(
             num_kv_heads=heads, head_dim=dim, head_ranks=rows, token_ranks=columns, block_size=size, num_blocks=blocks,
             dtype=dtype,
         )  # fmt: skip
@@ -36,13 +36,13 @@ class ShardedStateMachine(FamilyStateMachine):
 
     def rank(self, which: int) -> int:
         """An existing rank for any index, or for LAST one that does not exist."""
-        return len(self.model.ranks) if which == LAST else which % len(self.model.ranks)
+        return len(self.model.ranks) if which == LAST_INDEX else which % len(self.model.ranks)
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, kind=kinds())
+    @rule(count=TOKEN_COUNT, kind=row_kinds())
     def append(self, count: int, kind: str) -> None:
         kind = "counting" if self.model.failing and kind in ("nan", "infinity") else kind  # either of two errors would be valid
-        keys, values = pair(self.source, (count, *self.model.row), kind)
+        keys, values = make_pair(self.source, (count, *self.model.row), kind)
         self.call("append", self.objects[0], keys=keys, values=values)
 
     append_more = append
@@ -54,24 +54,24 @@ class ShardedStateMachine(FamilyStateMachine):
         self.call("append", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(count=QUERIES, more=st.sampled_from((0, 0, 0, 1)), group=st.integers(1, 3), kind=kinds(everything=False))
+    @rule(count=QUERIES, more=st.sampled_from((0, 0, 0, 1)), group=st.integers(1, 3), kind=row_kinds(everything=False))
     def attend(self, count: int, more: int, group: int, kind: str) -> None:
         """more: 1 for more queries than tokens."""
         heads, dim = self.model.row
         length, group = len(self.model.tokens), self.subject.size("group_size", group)
         query = self.source.rows((min(count, length) + more * (length + 1), heads * group, dim), kind)
-        self.ask("attend", self.objects[0], query=query, scale=0.5)
+        self.call_quietly("attend", self.objects[0], query=query, scale=0.5)
 
     attend_more = attend
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK, count=COUNT, kind=kinds())
+    @rule(back=TRUNCATION, count=TOKEN_COUNT, kind=row_kinds())
     def truncate(self, back: int, count: int, kind: str) -> None:
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
         self.append(count, kind)
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, kind=kinds())
+    @rule(count=TOKEN_COUNT, kind=row_kinds())
     def clear(self, count: int, kind: str) -> None:
         self.call("clear", self.objects[0])
         self.append(count, kind)
@@ -79,10 +79,10 @@ class ShardedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(which=RANK, name=st.sampled_from(("heads", "read_rank", "positions", "block_table", "num_bytes")))
     def look_at(self, which: int, name: str) -> None:
-        self.ask(name, self.objects[0], rank=self.rank(which))
+        self.call_quietly(name, self.objects[0], rank=self.rank(which))
 
     @precondition(lambda self: self.objects and len(self.model.tokens) > 1)
-    @rule(which=RANK, in_append=st.sampled_from((True, True, False)), count=COUNT, again=ANY)
+    @rule(which=RANK, in_append=st.sampled_from((True, True, False)), count=TOKEN_COUNT, again=ANY_INDEX)
     def lose(self, which: int, in_append: bool, count: int, again: int) -> None:
         """Lose a rank at once or during the next append, then call an operation on it."""
         rank = self.rank(which)
@@ -95,7 +95,7 @@ class ShardedStateMachine(FamilyStateMachine):
 
 # States of the sharded cache in which bugs are likely.
 
-refusals(
+register_error_states(
     "sharded", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange", "RankOutOfRange", "RankLost",
 )  # fmt: skip
 
@@ -167,12 +167,12 @@ def tokens_go_from_some_column_only(call: ModelCall) -> bool:
 def blocks_are_taken_that_a_truncate_gave_back(call: ModelCall) -> bool:
     model: Sharded = call.model
     more = -(-(len(model.tokens) + call.tokens) // turn(model)) > model.entries
-    return bool(more and model.last == "truncate" and "some blocks go and some stay" in call.past.met)
+    return bool(more and model.last_change == "truncate" and "some blocks go and some stay" in call.history.reached)
 
 
 @state("sharded", "append")
 def fewer_tokens_are_appended_after_a_clear(call: ModelCall) -> bool:
-    return not call.model.tokens and 0 < call.tokens < call.past.most.get(call.on, 0)
+    return not call.model.tokens and 0 < call.tokens < call.history.max_tokens.get(call.on, 0)
 
 
 @state("sharded", "attend")
@@ -223,7 +223,7 @@ def a_rank_that_is_left_is_read(call: ModelCall) -> bool:
 
 def note_sharded(call: ModelCall) -> None:
     if call.op == "sharded.clear" and call.model.tokens:
-        call.past.most[call.on] = len(call.model.tokens)
+        call.history.max_tokens[call.on] = len(call.model.tokens)
 
 
 NOTES["sharded"] = note_sharded

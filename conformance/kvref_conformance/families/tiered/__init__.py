@@ -5,8 +5,8 @@ from typing import Any, Protocol
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import Query, Saved, Statistics, Tokens
-from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 SMALL = {
     "num_kv_heads": 2, "head_dim": 5, "max_tokens": 20, "tail_length": 4, "tail_dtype": "float16", "warm_length": 0,
@@ -20,7 +20,7 @@ FAMILY = Family(
     small=SMALL,
     speaks_for=(*OF_CACHES, "ATTN-10", *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14, 17, 18)), *EDITS),
     gives={"save": "data"},
-    formats={"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED},
+    formats={"tail_dtype": PLAIN_FORMATS, "warm_format": SCALED_FORMATS, "store_format": SCALED_FORMATS},
     fits=lambda config: all(config["head_dim"] % group_of(config[name]) == 0 for name in ("warm_format", "store_format")),
     may_be_zero=("tail_length", "warm_length"),
     holds={"max_tokens": ("tail_length", "warm_length")},
@@ -83,8 +83,8 @@ class TieredFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(2, sizes.heads, sizes.dim)
-    query = rows(1, sizes.heads, sizes.dim)
+    tokens = counting_rows(2, sizes.heads, sizes.dim)
+    query = counting_rows(1, sizes.heads, sizes.dim)
     return {
         **on_family("tiered", {
             "append": args(keys=tokens, values=tokens), "total_tokens": args(), "read": args(), "tier_of": args(position=0),

@@ -7,49 +7,49 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import error_of
+from kvref_conformance.calls.messages import to_call_error
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.tiered.fixture import TieredFixture, need_support, tail_dtype
 from kvref_conformance.families.tiered.law_adapter import TieredLawAdapter
 from kvref_conformance.families.tiered.tier_model import can_store, reads_by_age
-from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
+from kvref_conformance.oracle.formats import AFFINE_FORMATS, PLAIN_FORMATS, SYMMETRIC_FORMATS
 from kvref_conformance.oracle.formats.small_floats import round_to
-from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
+    assert_reads,
     assert_same,
+    assert_true,
     assert_within,
     default_scale,
     expected_attention,
     may_raise,
-    queries,
     raises,
-    reads,
-    true,
+    random_queries,
 )
 from kvref_conformance.testlib.fixtures import (
-    at_least,
+    assert_config_error,
     clamp_to_limits,
-    formats_of,
-    new,
-    pair_of_tokens,
+    new_object,
+    random_pair,
     random_tokens,
-    refused,
+    require_sizes,
     round_to_input_dtype,
+    supported_formats,
     supports,
 )
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
-from kvref_conformance.testlib.tagged_content import WrittenContent, belongs, pair_of_content
-from kvref_conformance.testlib.thread_stress import THREADS, in_threads
+from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, run_in_threads
 
 
 @check("TIER-01", "tiered")
 def append_puts_the_newest_tokens_into_the_tail(subject: Subject) -> None:
-    for dtype in formats_of(subject, "tail_dtype", "float16", "bfloat16", "float32"):
+    for dtype in supported_formats(subject, "tail_dtype", "float16", "bfloat16", "float32"):
         run = TieredFixture(subject, tail_dtype=dtype)
         appended = run.append(1, 2, 1, 1, 6, 1)
         count = min(run.config["tail_length"], len(appended[0]))
@@ -59,9 +59,9 @@ def append_puts_the_newest_tokens_into_the_tail(subject: Subject) -> None:
 
 @check("TIER-02", "tiered")
 def append_leaves_quantized_tokens_as_they_are(subject: Subject) -> None:
-    for name in formats_of(subject, "store_format", "q8", "q4"):
+    for name in supported_formats(subject, "store_format", "q8", "q4"):
         run = TieredFixture(subject, store_format=name)
-        at_least(run.cache, max_tokens=10)  # so that some of the tokens stored first remain
+        require_sizes(run.cache, max_tokens=10)  # so that some of the tokens stored first remain
         run.append(6)
         before, stored = run.cache.read(), run.model.tiers.count("store")
         run.append(1, 1, 1, 1, 1)
@@ -80,12 +80,12 @@ def read_returns_the_oldest_tokens_first(subject: Subject) -> None:
     keys, values = run.append(3, 1, 1, 4, 1, 7, 1, 1, 1)  # wraps around every buffer of 4 and 9
     want = reads_by_age(keys, run.config), reads_by_age(values, run.config)
     got = [part[-len(want[0].values) :] for part in run.cache.read()]
-    reads(subject, got, want, "the newest tokens")
+    assert_reads(subject, got, want, "the newest tokens")
 
 
 @check("TIER-04", "tiered")
 def migration_batch_does_not_change_what_read_returns(subject: Subject) -> None:
-    tokens, results = pair_of_tokens(subject, 19), list[Any]()
+    tokens, results = random_pair(subject, 19), list[Any]()
     for batch in (1, 2, 3, 64):
         run = TieredFixture(subject, migration_batch=batch)
         run.append_parts(*tokens, 7, 1, 1, 9, 1)
@@ -114,10 +114,10 @@ def append_of_more_tokens_than_fit_keeps_the_last_ones(subject: Subject) -> None
 @check("TIER-06", "tiered")
 def total_tokens_is_the_sum_of_the_tiers(subject: Subject) -> None:
     for tail in (0, 2, 6):  # with tail_length 6 = max_tokens, tokens are evicted from the tail
-        cache = new(subject, "tiered", max_tokens=6, tail_length=tail)
+        cache = new_object(subject, "tiered", max_tokens=6, tail_length=tail)
         most = cache.config["max_tokens"]
         for appended in range(1, 2 * most):
-            cache.append(*pair_of_tokens(subject, 1))
+            cache.append(*random_pair(subject, 1))
             stats = cache.stats()
             total = stats.tail_tokens + stats.warm_tokens + stats.store_tokens
             assert_equal(
@@ -149,9 +149,11 @@ def tier_of_counts_positions_from_the_first_token(subject: Subject) -> None:
 def stats_count_the_bytes_of_the_stored_tokens(subject: Subject) -> None:
     heads, width = subject.heads, subject.heads * subject.dim
     token_bytes = {"float32": 4 * width, "float16": 2 * width, "bfloat16": 2 * width, "q8": width + 8, "q4": -(-width // 2) + 8}
-    token_bytes |= dict.fromkeys(SYMMETRIC, width + 4 * heads)
-    assert_equal(new(subject, "tiered").stats().compression_ratio, 1.0, "compression_ratio of an empty cache")
-    for tail, store in product(formats_of(subject, "tail_dtype", *PLAIN), formats_of(subject, "store_format", "q4", "q8")):
+    token_bytes |= dict.fromkeys(SYMMETRIC_FORMATS, width + 4 * heads)
+    assert_equal(new_object(subject, "tiered").stats().compression_ratio, 1.0, "compression_ratio of an empty cache")
+    for tail, store in product(
+        supported_formats(subject, "tail_dtype", *PLAIN_FORMATS), supported_formats(subject, "store_format", "q4", "q8")
+    ):
         run = TieredFixture(subject, tail_dtype=tail, store_format=store, warm_length=2)
         run.cache.append(*run.random_tokens(11))  # 4 in the tail, 2 warm, 5 in the store
         stats, formats = run.cache.stats(), {"tail": tail, "warm": run.config["warm_format"], "store": store}
@@ -162,7 +164,7 @@ def stats_count_the_bytes_of_the_stored_tokens(subject: Subject) -> None:
             f"bytes in stats of tail, warm tier and store in {formats}",
         )
         ratio = len(run) * 2 * 4 * width / sum(want)
-        true(abs(stats.compression_ratio - ratio) < 1e-6, "compression_ratio", str(ratio), stats.compression_ratio)
+        assert_true(abs(stats.compression_ratio - ratio) < 1e-6, "compression_ratio", str(ratio), stats.compression_ratio)
 
 
 @check("TIER-08ab", "tiered")
@@ -191,9 +193,9 @@ def append_of_incomplete_tokens_raises(subject: Subject) -> None:
 
 @check("TIER-11", "tiered")
 def attend_computes_each_head_separately(subject: Subject) -> None:
-    subject.need(num_kv_heads=2)
+    subject.require_size(num_kv_heads=2)
     heads, dim = subject.heads, subject.dim
-    cache = new(subject, "tiered", tail_length=20, tail_dtype=tail_dtype(subject))
+    cache = new_object(subject, "tiered", tail_length=20, tail_dtype=tail_dtype(subject))
     keys, values = np.zeros((2, heads, dim), np.float32), np.zeros((2, heads, dim), np.float32)
     keys[0, 0::2, 0] = keys[1, 1::2, 0] = 100  # head 0 attends to token 0, head 1 to token 1
     values[0], values[1] = 1, 2
@@ -209,11 +211,11 @@ def attend_computes_each_head_separately(subject: Subject) -> None:
 
 @check("ATTN-10", "tiered")
 def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
-    cache = new(subject, "tiered", warm_length=2)
-    query = queries(subject, 1)
+    cache = new_object(subject, "tiered", warm_length=2)
+    query = random_queries(subject, 1)
     empty = cache.attend(query, default_scale(subject))
     assert_within(empty, np.zeros(query.shape), 0.0, "attention over an empty cache")  # 0 and -0 are equal
-    cache.append(*pair_of_tokens(subject, 13))
+    cache.append(*random_pair(subject, 13))
     want, bound = expected_attention(subject, query, *cache.read(), scale=default_scale(subject))
     assert_within(cache.attend(query, default_scale(subject)), want, bound, "attention over tail, warm tier and store")
 
@@ -224,15 +226,15 @@ def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
 @check("LAW-12a", "tiered")
 def new_with_tiers_longer_than_max_tokens_raises(subject: Subject) -> None:
     most = clamp_to_limits(subject, "tiered")["max_tokens"]
-    refused(subject, "tiered", tail_length=most + 1)
-    refused(subject, "tiered", tail_length=most // 2 + 1, warm_length=most - most // 2)
+    assert_config_error(subject, "tiered", tail_length=most + 1)
+    assert_config_error(subject, "tiered", tail_length=most // 2 + 1, warm_length=most - most // 2)
 
 
 @check("LAW-20", "tiered")
 def tiers_are_as_long_in_any_type(subject: Subject) -> None:
-    keys, values = pair_of_tokens(subject, 150)
+    keys, values = random_pair(subject, 150)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("tiered", max_tokens=120, tail_length=100, migration_batch=64)
         for part in (slice(0, 75), slice(75, 150)):
             yield "append of 75 tokens", typed.call(cache, "append", keys[part], values[part])
@@ -240,13 +242,13 @@ def tiers_are_as_long_in_any_type(subject: Subject) -> None:
         yield "tiers of positions 29, 49, 50 and 120", [typed.call(cache, "tier_of", position) for position in (29, 49, 50, 120)]
         yield "the last 120 of 150 tokens", typed.call(cache, "read")
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("LAW-05ab", "tiered")
 def tier_of_an_evicted_or_cleared_token_raises(subject: Subject) -> None:
-    cache = new(subject, "tiered", max_tokens=6)
-    cache.append(*pair_of_tokens(subject, cache.config["max_tokens"] + 3))
+    cache = new_object(subject, "tiered", max_tokens=6)
+    cache.append(*random_pair(subject, cache.config["max_tokens"] + 3))
     for position in (0, 2):
         with raises("PositionOutOfRange"):
             cache.tier_of(position)
@@ -256,7 +258,7 @@ def tier_of_an_evicted_or_cleared_token_raises(subject: Subject) -> None:
     )
     with raises("PositionOutOfRange"):
         cache.tier_of(0)
-    cache.append(*pair_of_tokens(subject, 1))
+    cache.append(*random_pair(subject, 1))
     newest = next(tier for tier in ("tail", "warm", "store") if cache.config.get(f"{tier}_length", 1))
     assert_equal(cache.tier_of(0), newest, "tier of the first token after clear")
 
@@ -276,27 +278,27 @@ def append_migrates_tokens_at_the_sizes_of_models(subject: Subject) -> None:
 
 def check_migration_at_production_sizes(subject: Subject, heads: int, dim: int, counts: tuple[int, ...]) -> None:
     for store in subject.formats("q4", "q8", "int8", "float8_e4m3fn"):
-        cache = new(
+        cache = new_object(
             subject, "tiered", num_kv_heads=heads, head_dim=dim, max_tokens=513, tail_length=130, warm_length=66,
             store_format=store, migration_batch=64,
         )  # fmt: skip
         config, at = cache.config, 0
         written = WrittenContent(config["num_kv_heads"], config["head_dim"])
-        for count in (affordable(subject, each, len(counts)) for each in counts):
-            cache.append(*pair_of_content(0, 0, range(at, at + count), written.heads, written.dim))
+        for count in (affordable_tokens(subject, each, len(counts)) for each in counts):
+            cache.append(*content_pair(0, 0, range(at, at + count), written.heads, written.dim))
             at += count
         first = max(0, at - config["max_tokens"])
         assert_equal(cache.total_tokens, at - first, f"total_tokens after {at} tokens")
         # Evicted tokens do not affect the others: a token is quantized with its own row only.
-        keys, values = pair_of_content(0, 0, range(first, at), written.heads, written.dim)
+        keys, values = content_pair(0, 0, range(first, at), written.heads, written.dim)
         wanted = reads_by_age(keys, config), reads_by_age(values, config)
-        written.up_to(0, 0, at)
-        belongs(cache.read(), 0, 0, range(first, at), written, subject.level == "exact", wanted)
+        written.add_up_to(0, 0, at)
+        assert_content(cache.read(), 0, 0, range(first, at), written, subject.level == "exact", wanted)
 
 
 def append_tagged_content(cache: ObjectProxy, stream: int, positions: range, written: WrittenContent) -> None:
-    cache.append(*pair_of_content(stream, 0, positions, written.heads, written.dim))
-    written.up_to(stream, 0, positions.stop)
+    cache.append(*content_pair(stream, 0, positions, written.heads, written.dim))
+    written.add_up_to(stream, 0, positions.stop)
 
 
 # TIER-12: concurrent calls to a tiered cache.
@@ -305,12 +307,12 @@ def append_tagged_content(cache: ObjectProxy, stream: int, positions: range, wri
 @check("TIER-12a", "tiered")
 def appends_from_threads_lose_no_token(subject: Subject) -> None:
     together = subject.size("tokens", 2)  # tokens per append
-    appends = min(25, subject.size("tail_length", 25 * THREADS * together) // (THREADS * together))
+    appends = min(25, subject.size("tail_length", 25 * NUM_THREADS * together) // (NUM_THREADS * together))
     each = appends * together
-    total = THREADS * each
-    cache = new(subject, "tiered", max_tokens=max(1, total), tail_length=total, tail_dtype=tail_dtype(subject))
+    total = NUM_THREADS * each
+    cache = new_object(subject, "tiered", max_tokens=max(1, total), tail_length=total, tail_dtype=tail_dtype(subject))
     if not 0 < total <= cache.config["tail_length"]:
-        raise NotOffered(f"a tail of {together} tokens for each of {THREADS} threads, within its limits")
+        raise NotOffered(f"a tail of {together} tokens for each of {NUM_THREADS} threads, within its limits")
     shape = (1, subject.heads, subject.dim)
 
     def work(thread: int, rng: np.random.Generator) -> None:
@@ -318,13 +320,13 @@ def appends_from_threads_lose_no_token(subject: Subject) -> None:
             rows = np.concatenate([np.full(shape, mark, np.float32) for mark in range(first, first + together)])
             cache.append(rows, -rows)
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     keys, values = cache.read()
-    assert_equal(len(keys), total, f"number of tokens after {THREADS} threads appended {each} tokens each")
+    assert_equal(len(keys), total, f"number of tokens after {NUM_THREADS} threads appended {each} tokens each")
     assert_same(values, -keys, "values of each token, compared with its negated keys")
     marks = keys[:, 0, 0].astype(int).tolist()
     assert_equal(sorted(marks), list(range(total)), "the tokens that threads appended, in ascending order")
-    for thread in range(THREADS):
+    for thread in range(NUM_THREADS):
         own = [mark for mark in marks if mark // each == thread]
         assert_equal(own, sorted(own), f"order of the tokens of thread {thread}")
     for at in range(0, total, together):
@@ -335,7 +337,7 @@ def appends_from_threads_lose_no_token(subject: Subject) -> None:
 
 @check("TIER-12b", "tiered")
 def read_during_appends_returns_whole_tokens(subject: Subject) -> None:
-    cache = new(subject, "tiered", max_tokens=200, tail_length=200, tail_dtype=tail_dtype(subject))
+    cache = new_object(subject, "tiered", max_tokens=200, tail_length=200, tail_dtype=tail_dtype(subject))
     longest, shape = min(3, subject.size("tokens", 3)), (subject.heads, subject.dim)
     appended = list[int]()
 
@@ -354,7 +356,7 @@ def read_during_appends_returns_whole_tokens(subject: Subject) -> None:
                 "sum of the tiers' tokens in stats while other threads append, compared with total_tokens",
             )
 
-    in_threads(subject, work)
+    run_in_threads(subject, work)
     assert_equal(cache.total_tokens, min(sum(appended), cache.config["max_tokens"]), "total_tokens after all threads ended")
 
 
@@ -364,11 +366,11 @@ def read_during_appends_returns_whole_tokens(subject: Subject) -> None:
 @check("TIER-13a", "tiered")
 def append_of_a_value_that_the_tail_cannot_store_raises(subject: Subject) -> None:
     run = TieredFixture(subject, tail_dtype="float16")
-    at_least(run.cache, tail_length=1)
+    require_sizes(run.cache, tail_length=1)
     run.append(6)
     for bad in (65520.0, -1e30, np.nan, np.inf):
         for part in (0, 1):
-            pair = pair_of_tokens(subject, subject.size("tokens", 2))
+            pair = random_pair(subject, subject.size("tokens", 2))
             pair[part][-1, -1, -1] = bad
             with raises("NonFinite"):
                 run.cache.append(*pair)
@@ -384,7 +386,7 @@ def append_of_a_token_whose_range_overflows_raises(subject: Subject) -> None:
     wide[0, 0, 0], wide[0, -1, -1] = 3e38, -3e38  # each is finite, their difference is not
     for tail in (4, 0):
         run = TieredFixture(subject, tail_dtype=tail_dtype(subject, "float32", "bfloat16"), tail_length=tail)
-        at_least(run.cache, max_tokens=7)
+        require_sizes(run.cache, max_tokens=7)
         run.append(6)
         with raises("NonFinite"):
             run.cache.append(wide, wide)
@@ -412,19 +414,23 @@ def append_computes_the_range_after_rounding_to_the_tail_dtype(subject: Subject)
 def append_succeeds_after_large_tokens_were_accepted(subject: Subject) -> None:
     """Tokens migrate through a warm tier, whose dequantized values may be larger than the appended values."""
     for magnitude in np.array([2.0**125, 2.0**126, 2.0**127 * (1 - 2.0**-24), 3.4028235e38], np.float32):
-        for warm in formats_of(subject, "warm_format", "q8", "int8"):
+        for warm in supported_formats(subject, "warm_format", "q8", "int8"):
             sizes = {"tail_dtype": tail_dtype(subject, "float32", "bfloat16"), "tail_length": 1, "warm_length": 1}
-            cache = new(
-                subject, "tiered", **sizes, warm_format=warm, store_format=formats_of(subject, "store_format", "q4", "q8")[0]
+            cache = new_object(
+                subject,
+                "tiered",
+                **sizes,
+                warm_format=warm,
+                store_format=supported_formats(subject, "store_format", "q4", "q8")[0],
             )
-            at_least(cache, max_tokens=5)
+            require_sizes(cache, max_tokens=5)
             token = np.full((1, subject.heads, subject.dim), magnitude, np.float32)
             for sign in (1, -1):
                 token[0, -1, 0] = sign * magnitude
                 with may_raise("NonFinite"):
                     cache.append(token, token)
             before = cache.total_tokens
-            cache.append(*pair_of_tokens(subject, 3))
+            cache.append(*random_pair(subject, 3))
             assert_equal(
                 cache.total_tokens,
                 before + 3,
@@ -434,12 +440,12 @@ def append_succeeds_after_large_tokens_were_accepted(subject: Subject) -> None:
 
 @check("FMT-AFF-03", "tiered")
 def append_quantizes_keys_and_values_with_separate_scales(subject: Subject) -> None:
-    for name in formats_of(subject, "store_format", *AFFINE):
+    for name in supported_formats(subject, "store_format", *AFFINE_FORMATS):
         stream = TieredLawAdapter(subject, tail_length=0, store_format=name)
-        keys, values = pair_of_tokens(subject, 4 + stream.config["tail_length"])
+        keys, values = random_pair(subject, 4 + stream.config["tail_length"])
         keys, values = round_to_input_dtype(subject, keys / 100), round_to_input_dtype(subject, values * 100)
         stream.append(keys, values)
-        reads(subject, stream.read(), stream.expected(keys, values), f"{name} tokens with small keys and large values")
+        assert_reads(subject, stream.read(), stream.expected(keys, values), f"{name} tokens with small keys and large values")
 
 
 # EDIT-06: truncation, which is required if the removed tokens caused no migration or eviction.
@@ -465,7 +471,7 @@ def truncate_removes_tokens_that_caused_no_migration(subject: Subject) -> None:
     run.append(5)
     longer = run.config["tail_length"] + 4
     need_support(subject, tail_length=longer)
-    at_least(run.cache, max_tokens=max(longer + run.config["warm_length"], len(run) + 2))
+    require_sizes(run.cache, max_tokens=max(longer + run.config["warm_length"], len(run) + 2))
     run.cache.update_policy(tail_length=longer)
     before, total = run.cache.read(), len(run)
     run.append(2)
@@ -478,8 +484,8 @@ def truncate_removes_tokens_that_caused_no_migration(subject: Subject) -> None:
 
 @check("EDIT-06a", "tiered")
 def truncate_of_an_empty_cache_to_0_succeeds(subject: Subject) -> None:
-    cache = new(subject, "tiered")
-    keys, values = pair_of_tokens(subject, 1)
+    cache = new_object(subject, "tiered")
+    keys, values = random_pair(subject, 1)
     for count in (0, 1):
         cache.append(keys[:count], values[:count])
         cache.truncate(0)
@@ -520,10 +526,10 @@ def truncate_result(cache: ObjectProxy, length: int) -> str:
     """Returns "truncated", or the kind of the error that `truncate` raises."""
     try:
         cache.truncate(length)
-    except (NotOffered, Broken):
+    except (NotOffered, ClauseViolation):
         raise
     except Exception as error:
-        return error_of(error).kind
+        return to_call_error(error).kind
     return "truncated"
 
 

@@ -8,22 +8,22 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.drivers.resource_limits import data_bytes
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.tiered.fixture import TieredFixture, need_support, tail_dtype, two_store_formats
 from kvref_conformance.families.tiered.tier_model import can_store, reaches_store, reads_by_age, remaining_formats
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, SCALED, group_of
+from kvref_conformance.oracle.formats import FORMATS_IN_GROUPS, GGML_FORMATS, GROUP_FORMATS, SCALED_FORMATS, group_of
 from kvref_conformance.oracle.formats.per_row import read_as
 from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.oracle.token_storage import token_bytes
-from kvref_conformance.outcome import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises, reads, true
+from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_reads, assert_true, raises
 from kvref_conformance.testlib.fixtures import (
-    at_least,
-    formats_of,
-    new,
-    one_of_each_kind,
-    pair_of_tokens,
+    new_object,
+    one_format_per_kind,
+    random_pair,
+    require_sizes,
     sample_formats,
+    supported_formats,
     supports,
 )
 from kvref_conformance.testlib.registry import check
@@ -38,7 +38,7 @@ def update_policy_with_a_shorter_tail_migrates_tokens_at_once(subject: Subject) 
         run.cache.update_policy(tail_length=shorter)
         run.look()
         position = run.appended - 1 - shorter
-        true((tier := run.cache.tier_of(position)) != "tail", f"tier of position {position}", "warm or store", tier)
+        assert_true((tier := run.cache.tier_of(position)) != "tail", f"tier of position {position}", "warm or store", tier)
         run.append(3)
 
 
@@ -46,7 +46,7 @@ def update_policy_with_a_shorter_tail_migrates_tokens_at_once(subject: Subject) 
 def update_policy_with_a_longer_tail_leaves_old_tokens_in_the_store(subject: Subject) -> None:
     need_support(subject, tail_length=5)
     run = TieredFixture(subject, tail_length=2)
-    at_least(run.cache, max_tokens=5)
+    require_sizes(run.cache, max_tokens=5)
     run.append(5)
     run.cache.update_policy(tail_length=5)
     run.look()
@@ -57,7 +57,7 @@ def update_policy_with_a_longer_tail_leaves_old_tokens_in_the_store(subject: Sub
 def update_policy_applies_a_new_format_to_tokens_that_migrate_later(subject: Subject) -> None:
     q4, q8 = two_store_formats(subject)
     run = TieredFixture(subject, store_format=q4)
-    at_least(run.cache, max_tokens=6)  # room for a tail and a warm tier
+    require_sizes(run.cache, max_tokens=6)  # room for a tail and a warm tier
     run.append(7)
     before = run.cache.read()
     run.cache.update_policy(store_format=q8)
@@ -70,7 +70,7 @@ def update_policy_applies_a_new_format_to_tokens_that_migrate_later(subject: Sub
 @check("TIER-10c", "tiered")
 def update_policy_to_several_formats_in_turn_keeps_each_token_in_its_own(subject: Subject) -> None:
     q4, q8 = two_store_formats(subject)
-    wide, *_, narrow = formats_of(subject, "tail_dtype", "float32", "bfloat16", "float16") * 2
+    wide, *_, narrow = supported_formats(subject, "tail_dtype", "float32", "bfloat16", "float16") * 2
     run = TieredFixture(subject, max_tokens=9, store_format=q4)
     for store, tail, count in ((q8, wide, 7), (q4, narrow, 2), (q8, narrow, 1), (q4, wide, 5)):
         run.append(count)
@@ -109,11 +109,11 @@ def update_policy_applies_its_settings_together(subject: Subject) -> None:
 
 @check("TIER-16", "tiered")
 def update_policy_frees_memory(subject: Subject) -> None:
-    subject.in_this_process()
+    subject.require_same_process()
     heads, dim = subject.size("num_kv_heads", 8), subject.size("head_dim", 64)
     length = subject.size("tail_length", 2**19 // (heads * dim))
     sizes = {"num_kv_heads": heads, "head_dim": dim, "max_tokens": 2 * length, "tail_length": length}
-    cache = new(subject, "tiered", **sizes, tail_dtype=tail_dtype(subject))
+    cache = new_object(subject, "tiered", **sizes, tail_dtype=tail_dtype(subject))
     tail, token = length * heads * dim * 8, np.ones((1, heads, dim), np.float32)
     policies: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"tail_length": length - 24}, {"tail_length": length}), ({"warm_length": 500}, {"warm_length": 512}),
@@ -132,7 +132,7 @@ def update_policy_frees_memory(subject: Subject) -> None:
                     raise NotOffered("a system that reports the memory of a process")
                 memory.append(size)
             what = f"memory growth in bytes over 40 changes of the policy to {policy} and back, with {contents}"
-            true(memory[1] - memory[0] < 10 * tail, what, f"less than {10 * tail}", memory[1] - memory[0])
+            assert_true(memory[1] - memory[0] < 10 * tail, what, f"less than {10 * tail}", memory[1] - memory[0])
         cache.update_policy(tail_length=subject.size("tail_length", 2), warm_length=subject.size("warm_length", 2))
         for _ in range(6):
             cache.append(token, token)
@@ -140,19 +140,19 @@ def update_policy_frees_memory(subject: Subject) -> None:
 
 @check("TIER-14ab", "tiered")
 def append_moves_tokens_from_the_tail_to_the_warm_tier_to_the_store(subject: Subject) -> None:
-    stores = formats_of(subject, "store_format", "q4", "q8")
-    for warm, store in zip(formats_of(subject, "warm_format", "q8", "q4"), stores, strict=False):
+    stores = supported_formats(subject, "store_format", "q4", "q8")
+    for warm, store in zip(supported_formats(subject, "warm_format", "q8", "q4"), stores, strict=False):
         run = TieredFixture(subject, tail_length=2, warm_length=3, warm_format=warm, store_format=store, max_tokens=12)
         keys, values = run.append(2, 1, 1, 5, 1, 4)
         want = reads_by_age(keys, run.config), reads_by_age(values, run.config)
-        reads(subject, [part[-len(want[0].values) :] for part in run.cache.read()], want, "the newest tokens")
+        assert_reads(subject, [part[-len(want[0].values) :] for part in run.cache.read()], want, "the newest tokens")
 
 
 @check("TIER-15a", "tiered")
 def append_to_a_cache_of_a_tail_only_quantizes_nothing(subject: Subject) -> None:
     length = subject.size("tail_length", 9)
-    cache = new(subject, "tiered", max_tokens=max(1, length), tail_length=length)
-    keys, values = pair_of_tokens(subject, length + 4)
+    cache = new_object(subject, "tiered", max_tokens=max(1, length), tail_length=length)
+    keys, values = random_pair(subject, length + 4)
     if cache.config["max_tokens"] != length or not length:
         raise NotOffered("a cache that consists of the tail only, where its limits do not allow it")
     for start in range(0, length + 4, 2):
@@ -166,27 +166,27 @@ def append_to_a_cache_of_a_tail_only_quantizes_nothing(subject: Subject) -> None
 @check("TIER-15b", "tiered")
 def append_to_a_cache_of_a_store_only_quantizes_its_arguments(subject: Subject) -> None:
     need_support(subject, tail_length=0, warm_length=0)
-    for name in formats_of(subject, "store_format", "q8", "q4"):
-        cache, (keys, values) = new(subject, "tiered", tail_length=0, store_format=name), pair_of_tokens(subject, 7)
-        at_least(cache, max_tokens=7)
+    for name in supported_formats(subject, "store_format", "q8", "q4"):
+        cache, (keys, values) = new_object(subject, "tiered", tail_length=0, store_format=name), random_pair(subject, 7)
+        require_sizes(cache, max_tokens=7)
         cache.append(keys, values)
         want = reads_by_age(keys, cache.config), reads_by_age(values, cache.config)
-        reads(subject, cache.read(), want, f"the tokens of a cache that consists of a {name} store only")
-        true(cache.tier_of(6) == "store", "tier of the newest token", "store", cache.tier_of(6))
+        assert_reads(subject, cache.read(), want, f"the tokens of a cache that consists of a {name} store only")
+        assert_true(cache.tier_of(6) == "store", "tier of the newest token", "store", cache.tier_of(6))
 
 
 @check("TIER-15c", "tiered")
 def append_to_an_int8_store_scales_each_head(subject: Subject) -> None:
     """The store may use the formats of the quantized cache too, if the implementation supports them."""
     need_support(subject, tail_length=0, warm_length=0)
-    cache, (keys, values) = new(subject, "tiered", tail_length=0), pair_of_tokens(subject, 5)
-    at_least(cache, max_tokens=5)
+    cache, (keys, values) = new_object(subject, "tiered", tail_length=0), random_pair(subject, 5)
+    require_sizes(cache, max_tokens=5)
     try:
         cache.update_policy(store_format="int8")
     except Exception as error:
         raise NotOffered("an int8 store") from error
     cache.append(keys, values)
-    reads(
+    assert_reads(
         subject,
         cache.read(),
         (read_as(keys, "int8"), read_as(values, "int8")),
@@ -203,10 +203,10 @@ REFUSED = 3e9  # larger than the largest float16 scale times the largest code
 
 def format_pairs(subject: Subject) -> Iterator[dict[str, Any]]:
     """Policies that pair warm and store formats of different kinds at random, each kind once, with a fitting head_dim."""
-    names = subject.rng.permutation(one_of_each_kind(subject, "store_format")).tolist()
+    names = subject.rng.permutation(one_format_per_kind(subject, "store_format")).tolist()
     for store, warm in zip(names[::2], names[1::2] + names[:1], strict=False):
         if not supports(subject, "warm_format", warm):
-            warm = formats_of(subject, "warm_format", *SCALED)[0]
+            warm = supported_formats(subject, "warm_format", *SCALED_FORMATS)[0]
         yield {"warm_format": warm, "store_format": store, "head_dim": max(WIDE, group_of(warm), group_of(store))}
 
 
@@ -229,9 +229,9 @@ def append_stores_each_token_in_the_formats_of_its_tiers(subject: Subject) -> No
 @check("TIER-17d", "tiered")
 def stats_count_the_bytes_of_each_format(subject: Subject) -> None:
     for policy in format_pairs(subject):
-        cache = new(subject, "tiered", tail_length=2, warm_length=3, max_tokens=9, **policy)
+        cache = new_object(subject, "tiered", tail_length=2, warm_length=3, max_tokens=9, **policy)
         shape = cache.config["num_kv_heads"], cache.config["head_dim"]
-        cache.append(*pair_of_tokens(subject, 7, *shape))
+        cache.append(*random_pair(subject, 7, *shape))
         stats = cache.stats()
         tiers = ("warm", stats.warm_tokens, stats.warm_bytes), ("store", stats.store_tokens, stats.store_bytes)
         for tier, count, got in tiers:
@@ -256,9 +256,9 @@ def update_policy_to_other_formats_keeps_stored_tokens(subject: Subject) -> None
 @check("TIER-17b", "tiered")
 def truncate_removes_the_scales_of_its_tokens(subject: Subject) -> None:
     """Case: there is no tail, and the removed tokens caused no migration."""
-    for name in one_of_each_kind(subject, "store_format"):
+    for name in one_format_per_kind(subject, "store_format"):
         run = empty_cache(subject, tail_length=0, max_tokens=9, store_format=name, head_dim=max(WIDE, group_of(name)))
-        at_least(run.cache, max_tokens=6)
+        require_sizes(run.cache, max_tokens=6)
         run.append(subject.size("tokens", 4))
         before = run.cache.read()
         run.append(subject.size("tokens", 2), factor=LOUD)
@@ -272,7 +272,7 @@ def new_and_update_policy_with_a_head_dim_that_does_not_fit_the_format_raise(sub
     tried = 0
     for tier in ("warm_format", "store_format"):
         with suppress(NotOffered):
-            for name in formats_of(subject, tier, *IN_GROUPS)[::23]:
+            for name in supported_formats(subject, tier, *FORMATS_IN_GROUPS)[::23]:
                 config = empty_cache(subject, **{tier: name, "head_dim": 2 * group_of(name)}).config
                 for dim in (group_of(name) + 1, group_of(name) // 2):
                     if not supports(subject, "head_dim", dim):
@@ -325,15 +325,15 @@ def append_of_a_token_that_a_later_tier_cannot_store_raises(subject: Subject) ->
 
 @check("TIER-18c", "tiered")
 def update_policy_to_a_format_that_cannot_store_a_token_raises(subject: Subject) -> None:
-    wide = formats_of(subject, "store_format", *(name for name in SCALED if name not in IN_GROUPS))[0]
+    wide = supported_formats(subject, "store_format", *(name for name in SCALED_FORMATS if name not in FORMATS_IN_GROUPS))[0]
     tried = 0
-    for name in sample_formats(subject, formats_of(subject, "store_format", *GGML[:2], *GROUPS))[::2]:
+    for name in sample_formats(subject, supported_formats(subject, "store_format", *GGML_FORMATS[:2], *GROUP_FORMATS))[::2]:
         sizes = {"tail_length": 3, "tail_dtype": wide_tail_dtype(subject), "head_dim": max(WIDE, group_of(name))}
         run = empty_cache(subject, **sizes, store_format=wide)
         if can_store(loud_tokens(run, REFUSED)[0], [name]) is not False or not reaches_store(run.config):
             continue
         length = run.config["tail_length"]
-        at_least(run.cache, max_tokens=length + 5, tail_length=1)
+        require_sizes(run.cache, max_tokens=length + 5, tail_length=1)
         tried += 1
         run.append(1)
         run.cache.append(*loud_tokens(run, REFUSED))

@@ -5,17 +5,17 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.families.tiered.model import Tiered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import PLAIN
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.testlib.fixtures import (
     clamp_to_limits,
     construct,
-    formats_of,
-    pair_of_tokens,
+    random_pair,
     round_to_input_dtype,
+    supported_formats,
     supports,
 )
 from kvref_conformance.testlib.session import Session
@@ -56,7 +56,7 @@ class TieredFixture(Session):
 
     def random_tokens(self, count: int, factor: float = 1.0) -> tuple[NDArray, NDArray]:
         """Random keys and values, multiplied by a factor."""
-        keys, values = pair_of_tokens(self.subject, count, self.config["num_kv_heads"], self.config["head_dim"])
+        keys, values = random_pair(self.subject, count, self.config["num_kv_heads"], self.config["head_dim"])
         return round_to_input_dtype(self.subject, keys * factor), round_to_input_dtype(self.subject, values * factor)
 
     def append(self, *counts: int, factor: float = 1.0) -> tuple[NDArray, NDArray]:
@@ -75,7 +75,7 @@ class TieredFixture(Session):
         """Makes the calls that read lengths and contents, or those with these names, and `tier_of` where one tier ends."""
         super().look(*names)
         tokens = self.model.tiers.tokens
-        with suppress(NotOffered), self.subject.looking():
+        with suppress(NotOffered), self.subject.quiet_reads():
             for older, newer in pairwise(tokens):
                 if older.tier != newer.tier:
                     self.cache.tier_of(older.position)
@@ -86,15 +86,15 @@ def need_support(subject: Subject, **policy: Any) -> None:
     """Raises NotOffered if the limits exclude one of these values. The check has no use for other values."""
     for name, value in policy.items():
         if not supports(subject, name, value):
-            raise NotOffered(f"{name} {value}, where its limits say {subject.limits.of('tiered', name)}")
+            raise NotOffered(f"{name} {value}, where its limits say {subject.limits.limit('tiered', name)}")
 
 
 def tail_dtype(subject: Subject, *wanted: str) -> str:
     """The first supported tail dtype of `wanted`, or of all plain dtypes if none is given."""
-    return formats_of(subject, "tail_dtype", *(wanted or PLAIN))[0]
+    return supported_formats(subject, "tail_dtype", *(wanted or PLAIN_FORMATS))[0]
 
 
 def two_store_formats(subject: Subject) -> tuple[str, str]:
     """Two store formats: q4 and q8, or the supported one twice if only one is supported."""
-    first, *_, last = formats_of(subject, "store_format", "q4", "q8") * 2
+    first, *_, last = supported_formats(subject, "store_format", "q4", "q8") * 2
     return first, last

@@ -5,9 +5,9 @@ from typing import Any
 
 from kvref_conformance.families.tiered.tier_model import reads_by_age
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC, dim_of
+from kvref_conformance.oracle.formats import AFFINE_FORMATS, PLAIN_FORMATS, SYMMETRIC_FORMATS, dim_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.testlib.fixtures import formats_of, one_of_each_kind, pair_of_tokens
+from kvref_conformance.testlib.fixtures import one_format_per_kind, random_pair, supported_formats
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
@@ -22,7 +22,7 @@ from kvref_conformance.testlib.law_adapter import (
 class TieredLawAdapter(LawAdapter):
     family = "tiered"
 
-    def saved_as_is(self) -> Any:
+    def save_unconverted(self) -> Any:
         return self.cache.as_is("save")
 
     def load(self, data: Any) -> None:
@@ -31,40 +31,42 @@ class TieredLawAdapter(LawAdapter):
     def length(self) -> int:
         return int(self.cache.total_tokens)
 
-    def quantizing(self) -> Iterator[LawAdapter]:
-        for name in formats_of(self.subject, "store_format", *AFFINE):
-            yield self.fresh(tail_length=0, store_format=name)
+    def quantizing_streams(self) -> Iterator[LawAdapter]:
+        for name in supported_formats(self.subject, "store_format", *AFFINE_FORMATS):
+            yield self.new_cache(tail_length=0, store_format=name)
 
-    def in_formats(self) -> Iterator[LawAdapter]:
-        for name in one_of_each_kind(self.subject, "store_format"):
-            yield self.fresh(tail_length=1, store_format=name, head_dim=dim_of(name))
+    def scaled_format_streams(self) -> Iterator[LawAdapter]:
+        for name in one_format_per_kind(self.subject, "store_format"):
+            yield self.new_cache(tail_length=1, store_format=name, head_dim=dim_of(name))
 
-    def read_as_is(self) -> Any:
+    def read_unconverted(self) -> Any:
         return self.cache.as_is("read")
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
         return reads_by_age(keys, self.cache.config), reads_by_age(values, self.cache.config)
 
-    def numbers(self) -> Iterable[tuple[str, Any]]:
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
         stats = self.cache.stats()
         return [(name, getattr(stats, name)) for name in ("tail_tokens", "store_tokens", "tail_bytes", "store_bytes")]
 
-    def out_of_range(self) -> list[BadCall]:
+    def out_of_range_calls(self) -> list[BadCall]:
         calls: list[BadCall] = [("PositionOutOfRange", "tier_of", (position,)) for position in (-1, len(self))]
         return calls + [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
 
-    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+    def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         return {"attend": [(query, 1.0) for query in wrong_queries(self.subject)]}
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        keys, values = pair_of_tokens(self.subject, 5)
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(5))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
 
     def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
         def formats(name: str) -> list[str]:
-            return formats_of(self.subject, name, *(PLAIN if name == "tail_dtype" else (*AFFINE, *SYMMETRIC)))
+            return supported_formats(
+                self.subject, name, *(PLAIN_FORMATS if name == "tail_dtype" else (*AFFINE_FORMATS, *SYMMETRIC_FORMATS))
+            )
 
         policies: list[dict[str, Any]] = [{"tail_length": tokens, "tail_dtype": name} for name in formats("tail_dtype")]
         policies += [{"tail_length": 0, "warm_length": 0, "store_format": name} for name in formats("store_format")]

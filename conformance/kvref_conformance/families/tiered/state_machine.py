@@ -7,9 +7,9 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.tiered.model import Tiered
 from kvref_conformance.families.tiered.tier_model import StoredToken
-from kvref_conformance.fuzz.base_machine import BACK, COUNT, FamilyStateMachine, pair
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import TOKEN_COUNT, TRUNCATION, FamilyStateMachine, make_pair
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.testlib.fixtures import supports
 
@@ -45,7 +45,7 @@ class TieredStateMachine(FamilyStateMachine):
             for name, each in (("warm_format", warm_format), ("store_format", store_format))
         ]
         dim = max(dim, *(group_of(each or "") for each in formats))
-        self.make(
+        self.make_object(
             num_kv_heads=heads, head_dim=dim, max_tokens=most, tail_length=tail, tail_dtype=tail_dtype,
             warm_length=min(warm, most - tail), warm_format=warm_format, store_format=store_format, migration_batch=batch,
         )  # fmt: skip
@@ -53,9 +53,9 @@ class TieredStateMachine(FamilyStateMachine):
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT | COUNT | st.integers(6, 16), kind=kinds())
+    @rule(count=TOKEN_COUNT | TOKEN_COUNT | st.integers(6, 16), kind=row_kinds())
     def append(self, count: int, kind: str) -> None:
-        keys, values = pair(self.source, (count, *self.shape), kind)
+        keys, values = make_pair(self.source, (count, *self.shape), kind)
         self.call("append", self.objects[0], keys=keys, values=values)
 
     append_more = append
@@ -78,7 +78,7 @@ class TieredStateMachine(FamilyStateMachine):
             self.append(1, "counting")
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK, longer=st.sampled_from((0, 3, 0, 1)), count=COUNT, kind=kinds())
+    @rule(back=TRUNCATION, longer=st.sampled_from((0, 3, 0, 1)), count=TOKEN_COUNT, kind=row_kinds())
     def truncate(self, back: int, longer: int, count: int, kind: str) -> None:
         """longer: tokens by which the tail grows first, while the store has a token, so that `truncate` can remove tokens
         whose append migrated no other token.
@@ -96,13 +96,13 @@ class TieredStateMachine(FamilyStateMachine):
         self.append(count, kind)
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, kind=kinds())
+    @rule(count=TOKEN_COUNT, kind=row_kinds())
     def clear(self, count: int, kind: str) -> None:
         self.call("clear", self.objects[0])
         self.append(count, kind)
 
     @precondition(lambda self: self.objects)
-    @rule(group=st.integers(1, 2), kind=kinds(everything=False))
+    @rule(group=st.integers(1, 2), kind=row_kinds(everything=False))
     def attend(self, group: int, kind: str) -> None:
         query = self.source.rows((1, self.shape[0] * group, self.shape[1]), kind)
         self.call("attend", self.objects[0], query=query, scale=0.5)
@@ -110,7 +110,9 @@ class TieredStateMachine(FamilyStateMachine):
 
 # States of the tiered cache in which bugs are likely.
 
-refusals("tiered", "ShapeMismatch", "DtypeMismatch", "NonFinite", "ConfigError", "PositionOutOfRange", "NotTruncatable")
+register_error_states(
+    "tiered", "ShapeMismatch", "DtypeMismatch", "NonFinite", "ConfigError", "PositionOutOfRange", "NotTruncatable"
+)
 TAIL, WARM, STORE = "tail", "warm", "store"
 
 
@@ -173,7 +175,7 @@ def the_store_wraps_around(call: ModelCall) -> bool:
 @state("tiered", "append")
 def more_moves_on_than_a_batch(call: ModelCall) -> bool:
     overflow = len(tiers(call)[0]) + call.tokens - call.model.policy["tail_length"]
-    return bool(tiers(call)[0]) and overflow > call.past.made[call.on]["migration_batch"]
+    return bool(tiers(call)[0]) and overflow > call.history.configs[call.on]["migration_batch"]
 
 
 @state("tiered", "append")
@@ -260,12 +262,12 @@ def quantized_tokens_go(call: ModelCall) -> bool:
 @state("tiered", "append")
 def tokens_move_on_after_a_truncate(call: ModelCall) -> bool:
     tail, room = tiers(call)[0], call.model.policy["tail_length"]
-    return bool(call.model.last == "truncate" and tail and len(tail) + call.tokens > room)
+    return bool(call.model.last_change == "truncate" and tail and len(tail) + call.tokens > room)
 
 
 @state("tiered", "append")
 def fewer_tokens_follow_a_clear_of_more(call: ModelCall) -> bool:
-    return bool(0 < call.model.tiers.appended + call.tokens < call.past.most.get(call.on, 0))
+    return bool(0 < call.model.tiers.appended + call.tokens < call.history.max_tokens.get(call.on, 0))
 
 
 @state("tiered", "attend")
@@ -275,7 +277,7 @@ def attention_goes_over_the_tail_and_the_store(call: ModelCall) -> bool:
 
 def note_tiered(call: ModelCall) -> None:
     if call.op == "tiered.clear":
-        call.past.most[call.on] = len(call.model.tiers.tokens)
+        call.history.max_tokens[call.on] = len(call.model.tiers.tokens)
 
 
 NOTES["tiered"] = note_tiered

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.expectations import exactly
-from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED
+from kvref_conformance.oracle.expectations import exact_reads
+from kvref_conformance.oracle.formats import FORMATS_IN_GROUPS, ROTATED_FORMATS
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.oracle.token_storage import storable, stored_again, tokens_as
+from kvref_conformance.oracle.token_storage import expected_tokens, is_storable, restored_values
 
 # tier, the setting that is its room, the setting that is its format
 TIER_SETTINGS = (
@@ -43,7 +43,7 @@ class TierModel:
     def append(self, keys: NDArray, values: NDArray) -> None:
         self.history.append((keys, values))
         for key, value in zip(keys, values, strict=True):
-            self.tokens.append(StoredToken(self.appended, exactly(key), exactly(value), "new"))
+            self.tokens.append(StoredToken(self.appended, exact_reads(key), exact_reads(value), "new"))
             self.appended += 1
             self._settle()
             if len(self.tokens) > self.policy["max_tokens"]:
@@ -116,7 +116,7 @@ def _stack_tokens(tokens: Iterable[ExpectedReads]) -> ExpectedReads:
 
 def _store_token(token: ExpectedReads, format: str) -> ExpectedReads:
     """The dequantized [num_kv_heads, head_dim] rows of a token after it is stored in a format."""
-    values, slack = stored_again(token.values[None], token.slack[None], format)
+    values, slack = restored_values(token.values[None], token.slack[None], format)
     return ExpectedReads(values[0], slack[0])
 
 
@@ -130,7 +130,7 @@ def can_store(tokens: NDArray, formats: Iterable[str]) -> bool | None:
     of any scale dtype is that of float16, 65504. A row with one float32 scale can store every token that TIER-13 accepts.
     """
     formats = list(formats)
-    if np.abs(tokens).max(initial=0) < 3e4 or not any(format in (*IN_GROUPS, *ROTATED) for format in formats):
+    if np.abs(tokens).max(initial=0) < 3e4 or not any(format in (*FORMATS_IN_GROUPS, *ROTATED_FORMATS) for format in formats):
         return True
     answers = {_can_store(tokens.astype(np.float64) * factor, formats) for factor in (0.99, 1.0, 1.01)}
     return answers.pop() if len(answers) == 1 else None
@@ -140,9 +140,9 @@ def can_store(tokens: NDArray, formats: Iterable[str]) -> bool | None:
 def _can_store(tokens: NDArray, formats: list[str]) -> bool:
     rows = tokens.astype(np.float32)
     for format in formats if rows.size else ():
-        if not (np.isfinite(rows).all() and storable(rows, format)):
+        if not (np.isfinite(rows).all() and is_storable(rows, format)):
             return False
-        rows = tokens_as(rows, format).values
+        rows = expected_tokens(rows, format).values
     return bool(np.isfinite(rows).all())
 
 
@@ -157,7 +157,7 @@ def reads_by_age(rows: NDArray, policy: Mapping[str, Any]) -> ExpectedReads:
     for _, length, format in TIER_SETTINGS:
         if policy[length] and older:
             before = slice(older)
-            values[before], slack[before] = stored_again(values[before], slack[before], policy[format])
+            values[before], slack[before] = restored_values(values[before], slack[before], policy[format])
             older = max(0, older - policy[length])
     cached = slice(max(0, len(rows) - policy["max_tokens"]), None)
     return ExpectedReads(values[cached], slack[cached])

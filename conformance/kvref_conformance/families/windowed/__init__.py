@@ -6,8 +6,8 @@ from typing import Protocol
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.implementation_api import Query, Saved, Tokens
-from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of
-from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family, rows
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
+from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
 
 SMALL = {"num_kv_heads": 2, "head_dim": 5, "window": 7, "sinks": 0, "chunk": 0, "rollback": 0, "dtype": "float32"}
 
@@ -17,7 +17,7 @@ FAMILY = Family(
     small=SMALL,
     speaks_for=(*OF_CACHES, *(f"WIN-{n:02}" for n in range(1, 8)), "WIN-10", "EDIT-02", "ATTN-07"),
     gives={"save": "data"},
-    formats={"dtype": (*PLAIN, *SCALED)},
+    formats={"dtype": (*PLAIN_FORMATS, *SCALED_FORMATS)},
     fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0,
     may_be_zero=("sinks", "chunk", "rollback"),
     appending={"append": ("keys", "values"), "step": ("query", "keys", "values")},
@@ -69,8 +69,8 @@ class WindowedFactory(Protocol):
 
 
 def sample_calls(sizes: Sizes) -> SampleCalls:
-    tokens = rows(2, sizes.heads, sizes.dim)
-    query = rows(2, sizes.heads, sizes.dim)
+    tokens = counting_rows(2, sizes.heads, sizes.dim)
+    query = counting_rows(2, sizes.heads, sizes.dim)
     return {
         **on_family("windowed", {
             "append": args(keys=tokens, values=tokens), "step": args(query=query, keys=tokens, values=tokens, scale=1.0),

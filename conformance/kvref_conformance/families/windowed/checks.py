@@ -8,44 +8,44 @@ import numpy as np
 
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.windowed.model import Windowed
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import seen
-from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, dim_of, group_of
-from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.oracle.attention import visible_positions
+from kvref_conformance.oracle.formats import FORMATS_IN_GROUPS, ROTATED_FORMATS, dim_of, group_of
 from kvref_conformance.testlib.assertions import (
     LOUD_SCALE,
     assert_equal,
     assert_pair,
+    assert_reads,
+    assert_shape,
+    assert_true,
     assert_within,
     default_scale,
     expected_attention,
-    looking_at,
-    loud_at_ends,
+    keys_loud_at_view_ends,
     may_raise,
-    normal,
-    queries,
+    normal_rows,
+    one_hot_queries,
     raises,
-    reads,
-    shaped,
-    true,
+    random_queries,
 )
 from kvref_conformance.testlib.fixtures import (
-    at_least,
-    formats_of,
-    new,
-    one_of_each_kind,
-    pair_of_tokens,
+    assert_config_error,
+    new_object,
+    one_format_per_kind,
+    random_pair,
     random_tokens,
-    refused,
+    require_sizes,
     round_to_input_dtype,
+    supported_formats,
     supports,
 )
-from kvref_conformance.testlib.integer_types import Seen, TypedIntegers, the_same_in_any_type
-from kvref_conformance.testlib.production_sizes import affordable
+from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.tagged_content import VALUES, WrittenContent, belongs, content, pair_of_content
+from kvref_conformance.testlib.tagged_content import VALUES, WrittenContent, assert_content, content_pair, token_content
 
 # Tokens per step for a window of 7: fewer than the window, as many, and more; while it fills, when it is full, and later.
 PORTIONS = ((1,) * 9, (3, 2, 4, 1), (7, 1, 1), (20, 1), (1, 19, 2), (6, 1, 1, 8), (2, 0, 9))
@@ -73,7 +73,7 @@ class WindowedFixture(Session):
     def query(self, count: int) -> tuple[NDArray, float]:
         """Returns `count` random queries, and the scale of their scores."""
         heads, dim = self.model.row
-        return normal(self.subject, count, heads * self.subject.size("group_size", 2), dim), 2.5 / dim
+        return normal_rows(self.subject, count, heads * self.subject.size("group_size", 2), dim), 2.5 / dim
 
     def append(self, count: int, factor: float = 1.0) -> None:
         """Appends the allowed number of tokens that is nearest to `count`."""
@@ -102,15 +102,15 @@ class WindowedFixture(Session):
         """If the attention of a query is wrong, names the query and the positions that it attended over."""
         try:
             yield
-        except Broken as broken:
-            raise self._explained(broken) from None
+        except ClauseViolation as violation:
+            raise self._explained(violation) from None
 
-    def _explained(self, broken: Broken) -> Broken:
-        """Returns `broken` itself if no known view matches the last reply."""
-        exchange = self.subject.conversation[-1]
+    def _explained(self, violation: ClauseViolation) -> ClauseViolation:
+        """Returns `violation` itself if no known view matches the last reply."""
+        exchange = self.subject.call_trace[-1]
         args, got = exchange.request.args, exchange.reply.ok if exchange.reply else None
         if not isinstance(got, np.ndarray) or got.shape != args["query"].shape:
-            return broken
+            return violation
         appended = self.model.as_tokens(args["keys"], args["values"]) if "keys" in args else []
         tokens = [*self.model.tokens, *appended]
         positions = [*range(len(self), len(tokens))] or [len(self) - 1] * len(got)
@@ -123,12 +123,12 @@ class WindowedFixture(Session):
                     if not name:
                         break
                     wanted = f"the attention over positions {shown(self.model.seen(position))}"
-                    return Broken(
+                    return ClauseViolation(
                         f"the query at position {position}", wanted, f"the attention over positions {shown(view)} ({name})"
                     )
             else:
-                return broken
-        return broken
+                return violation
+        return violation
 
     def _views(self, position: int, count: int) -> Iterator[tuple[str, NDArray]]:
         """Yields names and positions: first the correct view, without a name, then the views of known bugs."""
@@ -141,7 +141,7 @@ class WindowedFixture(Session):
             ("the sinks are missing", {"sinks": 0}), ("there is one sink too many", {"sinks": sinks + 1}),
             ("the window is not applied", {"window": None}), ("the chunks are not applied", {"chunk": 0}),
         ):  # fmt: skip
-            yield name, seen(position, **sizes | changed)
+            yield name, visible_positions(position, **sizes | changed)
         yield "later tokens are included", np.arange(max(0, position - window + 1), count)
 
 
@@ -244,7 +244,7 @@ def stored_tokens_is_at_most_what_the_window_needs(subject: Subject) -> None:
             longest = max(longest, count)
             most = sum(session.config[name] for name in ("window", "sinks", "rollback")) + longest
             least, stored = len(session.model.needed()), session.cache.stored_tokens
-            true(least <= stored <= most, "stored_tokens", f"at least {least} and at most {most}", stored)
+            assert_true(least <= stored <= most, "stored_tokens", f"at least {least} and at most {most}", stored)
 
 
 @check("WIN-05ab", "windowed")
@@ -252,7 +252,7 @@ def step_attends_over_the_sinks(subject: Subject) -> None:
     for sinks in (2, 1, 4):
         for counts in ((1,) * 12, (3, 9, 1), (1, 20, 1), (20, 5)):
             session = WindowedFixture(subject, sinks=sinks)
-            at_least(session.cache, sinks=1)
+            require_sizes(session.cache, sinks=1)
             for count in scaled_steps(session, counts):
                 session.step(count)
                 session.look()
@@ -274,10 +274,10 @@ def step_attends_over_the_chunk(subject: Subject) -> None:
         if not (supports(subject, "chunk", chunk) and supports(subject, "window", chunk)):
             chunk = subject.size("chunk", chunk)
         if not chunk:
-            raise NotOffered(f"chunks, where its limits say {subject.limits.of('windowed', 'chunk')}")
+            raise NotOffered(f"chunks, where its limits say {subject.limits.limit('windowed', 'chunk')}")
         for counts in ((1,) * 10, (3, 2, 6), (13, 1), (4, 4, 1), (2, 9)):
             session = WindowedFixture(subject, window=chunk, chunk=chunk)
-            at_least(session.cache, chunk=1)
+            require_sizes(session.cache, chunk=1)
             if session.model.window != session.model.chunk:
                 raise NotOffered("a window and a chunk of the same length, where its limits do not allow both")
             for count in scaled_steps(session, counts):
@@ -294,7 +294,7 @@ def step_combines_chunk_window_and_sinks(subject: Subject) -> None:
     for sizes in TOGETHER:
         try:
             session = WindowedFixture(subject, **sizes)
-            at_least(session.cache, **dict.fromkeys(sizes, 1))
+            require_sizes(session.cache, **dict.fromkeys(sizes, 1))
         except NotOffered as missing:
             lacking.append(missing)
             continue
@@ -324,7 +324,7 @@ def truncate_before_the_window_is_full_succeeds(subject: Subject) -> None:
 @check("WIN-06bc", "windowed")
 def truncate_removes_a_draft(subject: Subject) -> None:
     """Truncates drafts of up to `rollback` tokens at every phase of the ring."""
-    subject.need(rollback=1)
+    subject.require_size(rollback=1)
     for rollback in (3, 1):
         for draft in range(1, subject.size("rollback", rollback) + 1):
             session = WindowedFixture(subject, rollback=rollback)
@@ -367,7 +367,7 @@ def attend_after_truncate_is_correct_or_raises(subject: Subject) -> None:
 @check("WIN-06bc", "windowed")
 def truncate_of_drafts_keeps_a_full_ring(subject: Subject) -> None:
     """Appends and truncates drafts of one token while the ring is full."""
-    subject.need(rollback=1)
+    subject.require_size(rollback=1)
     session = WindowedFixture(subject, rollback=1)
     for _ in range(3 * session.model.window if session.model.window < 32 else 8):
         session.step(1)
@@ -398,16 +398,16 @@ LOUD = 2.0**6
 
 def caches_in_formats(subject: Subject, **sizes: int) -> Iterator[WindowedFixture]:
     """Yields a cache of one format of each kind."""
-    for name in one_of_each_kind(subject, "dtype"):
+    for name in one_format_per_kind(subject, "dtype"):
         yield WindowedFixture(subject, dtype=name, head_dim=dim_of(name), **{"window": 5} | sizes)
 
 
 def assert_reads_as(session: WindowedFixture) -> None:
-    """Raises Broken unless every position that the next query sees reads as the format stores it."""
+    """Raises ClauseViolation unless every position that the next query sees reads as the format stores it."""
     session.look("length")
     needed, format = session.model.needed(), session.model.dtype
     keys, values = session.model.stack([session.model.tokens[position] for position in needed])
-    reads(session.subject, session.cache.read(needed), (keys, values), f"positions {needed}", format)
+    assert_reads(session.subject, session.cache.read(needed), (keys, values), f"positions {needed}", format)
 
 
 @check("WIN-10a", "windowed")
@@ -422,7 +422,7 @@ def append_replaces_tokens_and_their_scales(subject: Subject) -> None:
 
 @check("WIN-10a", "windowed")
 def truncate_removes_the_scales_of_a_draft(subject: Subject) -> None:
-    subject.need(rollback=1)
+    subject.require_size(rollback=1)
     for session in caches_in_formats(subject, rollback=3):
         session.append(session.model.window + 2)
         length, draft = len(session), min(2, session.model.rollback)
@@ -451,11 +451,11 @@ def step_uses_the_values_that_read_returns(subject: Subject) -> None:
             old, new_positions = model.needed(), [*range(len(session), len(session) + count)]
             before, positions = cache.read(old), [*old, *new_positions]
             query, scale = session.query(count)
-            got = shaped(cache.step(query, *session.random(count), scale), query.shape, f"attention of {count} tokens")
+            got = assert_shape(cache.step(query, *session.random(count), scale), query.shape, f"attention of {count} tokens")
             assert_reads_as(session)
             keys, values = (np.concatenate(both) for both in zip(before, cache.read(new_positions), strict=True))
             views = [np.array([positions.index(each) for each in model.seen(position)]) for position in new_positions]
-            rotated = model.dtype in ROTATED
+            rotated = model.dtype in ROTATED_FORMATS
             want, bound = expected_attention(subject, query, keys, values, scale=scale, views=views, rotated=rotated)
             assert_within(got, want, bound, f"attention of {count} {model.dtype} tokens over the values that read returns")
 
@@ -467,7 +467,7 @@ def append_of_non_finite_tokens_changes_nothing(subject: Subject) -> None:
         for wrong in (np.nan, -np.inf):
             bad, good = session.random(subject.size("tokens", 2))
             bad[-1, -1, -1] = wrong
-            query = normal(subject, len(bad), *session.model.row)
+            query = normal_rows(subject, len(bad), *session.model.row)
             for keys, values in ((bad, good), (good, bad)):
                 with raises("NonFinite"):
                     session.cache.append(keys, values)
@@ -479,8 +479,8 @@ def append_of_non_finite_tokens_changes_nothing(subject: Subject) -> None:
 @check("WIN-10d", "windowed")
 def new_with_a_head_dim_that_is_no_multiple_of_the_group_raises(subject: Subject) -> None:
     tried = 0
-    for name in formats_of(subject, "dtype", *IN_GROUPS)[::7]:
-        config = new(subject, "windowed", dtype=name, head_dim=2 * group_of(name)).config
+    for name in supported_formats(subject, "dtype", *FORMATS_IN_GROUPS)[::7]:
+        config = new_object(subject, "windowed", dtype=name, head_dim=2 * group_of(name)).config
         for dim in (group_of(name) + 1, group_of(name) // 2):
             if supports(subject, "head_dim", dim):
                 tried += 1
@@ -497,7 +497,7 @@ def new_with_a_head_dim_that_is_no_multiple_of_the_group_raises(subject: Subject
 def new_with_a_wrong_window_raises(subject: Subject) -> None:
     for wrong in ({"window": 0}, {"window": -1}, {"sinks": -1}, {"rollback": -1}, {"chunk": -1}):
         if subject.integers(*wrong.values()):
-            refused(subject, "windowed", **wrong)
+            assert_config_error(subject, "windowed", **wrong)
 
 
 @check("LAW-05ab", "windowed")
@@ -517,9 +517,9 @@ def clear_makes_all_tokens_unreadable(subject: Subject) -> None:
 
 @check("LAW-20", "windowed")
 def positions_are_read_in_any_type(subject: Subject) -> None:
-    keys, values = pair_of_tokens(subject, 150)
+    keys, values = random_pair(subject, 150)
 
-    def script(typed: TypedIntegers) -> Iterator[Seen]:
+    def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("windowed", window=100, sinks=0, chunk=0)
         for part in (slice(0, 75), slice(75, 150)):
             yield "append of 75 tokens", typed.call(cache, "append", keys[part], values[part])
@@ -528,7 +528,7 @@ def positions_are_read_in_any_type(subject: Subject) -> None:
         yield "truncate(150)", typed.call(cache, "truncate", 150)
         yield "position 129", typed.call(cache, "read", [129])
 
-    the_same_in_any_type(subject, script)
+    assert_same_for_integer_types(subject, script)
 
 
 @check("ATTN-07b", "windowed")
@@ -539,17 +539,17 @@ def step_ignores_non_finite_tokens_outside_the_window(subject: Subject) -> None:
     """
     for rollback in (0, 3):  # with rollback the token may still be stored
         for value in (np.nan, np.inf):
-            cache = new(subject, "windowed", rollback=rollback)
+            cache = new_object(subject, "windowed", rollback=rollback)
             if cache.config["sinks"]:  # every query sees the sinks
-                cache.append(*pair_of_tokens(subject, cache.config["sinks"]))
-            keys, values = (np.full_like(part, value) for part in pair_of_tokens(subject, 1))
+                cache.append(*random_pair(subject, cache.config["sinks"]))
+            keys, values = (np.full_like(part, value) for part in random_pair(subject, 1))
             with may_raise("NonFinite"):
                 cache.append(keys, values)
-            cache.append(*pair_of_tokens(subject, cache.config["window"] + 1))
+            cache.append(*random_pair(subject, cache.config["window"] + 1))
             for count in (1, subject.size("tokens", 3), 1):
-                query, what = queries(subject, count), f"attention after a token of {value} left the window"
-                out = shaped(cache.step(query, *pair_of_tokens(subject, count), default_scale(subject)), query.shape, what)
-                true(bool(np.isfinite(out).all()), what, "finite", out)
+                query, what = random_queries(subject, count), f"attention after a token of {value} left the window"
+                out = assert_shape(cache.step(query, *random_pair(subject, count), default_scale(subject)), query.shape, what)
+                assert_true(bool(np.isfinite(out).all()), what, "finite", out)
 
 
 # Checks of MOVE-01: a loaded windowed cache continues at the saved position, not at position 0.
@@ -558,21 +558,21 @@ def step_ignores_non_finite_tokens_outside_the_window(subject: Subject) -> None:
 @check("MOVE-01ac", "windowed")
 def load_continues_at_the_saved_position(subject: Subject) -> None:
     for sinks in dict.fromkeys(subject.size("sinks", wanted) for wanted in (0, 2)):
-        cache = new(subject, "windowed", sinks=sinks)
+        cache = new_object(subject, "windowed", sinks=sinks)
         sees = {name: cache.config[name] for name in ("window", "sinks", "chunk")}
         count = 2 * sees["window"] + sinks + cache.config["rollback"] + 1  # some tokens left the window, and the ring wrapped
-        cache.append(*pair_of_tokens(subject, count))
-        loaded = new(subject, "windowed", sinks=sinks)
-        loaded.append(*pair_of_tokens(subject, 3))
+        cache.append(*random_pair(subject, count))
+        loaded = new_object(subject, "windowed", sinks=sinks)
+        loaded.append(*random_pair(subject, 3))
         loaded.load(cache.save())
         for more in (0, 1, 3):
-            keys, values = pair_of_tokens(subject, more)
+            keys, values = random_pair(subject, more)
             for each in (cache, loaded):
                 each.append(keys, values)
             count += more
             when = f"of {count} tokens with {sinks} sinks, {more} of them appended after load"
             assert_equal(loaded.length, count, f"length {when}")
-            needed = [int(at) for at in seen(count, **sees) if at < count]
+            needed = [int(at) for at in visible_positions(count, **sees) if at < count]
             assert_pair(loaded.read(needed), cache.read(needed), f"positions {needed} {when}")
             if sinks < count - sees["window"] - cache.config["rollback"] - 3:
                 with may_raise("PositionOutOfRange"):
@@ -582,14 +582,14 @@ def load_continues_at_the_saved_position(subject: Subject) -> None:
 
 @check("MOVE-01c", "windowed")
 def step_after_load_attends_over_the_saved_tokens(subject: Subject) -> None:
-    cache, loaded = new(subject, "windowed"), new(subject, "windowed")
-    cache.append(*pair_of_tokens(subject, 2 * cache.config["window"] + 1))
+    cache, loaded = new_object(subject, "windowed"), new_object(subject, "windowed")
+    cache.append(*random_pair(subject, 2 * cache.config["window"] + 1))
     loaded.load(cache.save())
-    keys, values = pair_of_tokens(subject, 1)
-    query, length = queries(subject, 1), int(cache.length) + 1
+    keys, values = random_pair(subject, 1)
+    query, length = random_queries(subject, 1), int(cache.length) + 1
     got = np.array(loaded.step(query, keys, values, default_scale(subject)))
     cache.append(keys, values)
-    needed = seen(length - 1, **{name: cache.config[name] for name in ("window", "sinks", "chunk")})
+    needed = visible_positions(length - 1, **{name: cache.config[name] for name in ("window", "sinks", "chunk")})
     want, bound = expected_attention(subject, query, *cache.read([int(at) for at in needed]), scale=default_scale(subject))
     assert_within(got, want, bound, "attention of a step after load, over the tokens that the saved cache contains")
 
@@ -614,30 +614,30 @@ def append_overwrites_a_ring_of_production_size(subject: Subject) -> None:
 def overwrite_ring(
     subject: Subject, heads: int, dim: int, window: int, sinks: int, rollback: int, pieces: Sequence[int]
 ) -> None:  # fmt: skip
-    cache = new(subject, "windowed", num_kv_heads=heads, head_dim=dim, window=window, sinks=sinks, rollback=rollback)
+    cache = new_object(subject, "windowed", num_kv_heads=heads, head_dim=dim, window=window, sinks=sinks, rollback=rollback)
     config, at = cache.config, 0
     written = WrittenContent(config["num_kv_heads"], config["head_dim"])
-    for count in (affordable(subject, each, len(pieces)) for each in pieces):
-        cache.append(*pair_of_content(0, 0, range(at, at + count), written.heads, written.dim))
+    for count in (affordable_tokens(subject, each, len(pieces)) for each in pieces):
+        cache.append(*content_pair(0, 0, range(at, at + count), written.heads, written.dim))
         at += count
-        written.up_to(0, 0, at)
+        written.add_up_to(0, 0, at)
         assert_cache_contains(cache, at, written)
         if config["rollback"] and count > 1:
-            cache.append(*pair_of_content(1, 0, range(at, at + config["rollback"]), written.heads, written.dim))
-            written.up_to(1, 0, at + config["rollback"])
+            cache.append(*content_pair(1, 0, range(at, at + config["rollback"]), written.heads, written.dim))
+            written.add_up_to(1, 0, at + config["rollback"])
             cache.truncate(at)
             assert_cache_contains(cache, at, written)
 
 
 def assert_cache_contains(cache: ObjectProxy, length: int, written: WrittenContent) -> None:
-    """Raises Broken unless `read` returns every token that the next query sees."""
+    """Raises ClauseViolation unless `read` returns every token that the next query sees."""
     assert_equal(cache.length, length, "length")
     needed = [int(at) for at in view(cache, length) if at < length]
-    belongs(cache.read(needed), 0, 0, needed, written)
+    assert_content(cache.read(needed), 0, 0, needed, written)
 
 
 def view(cache: ObjectProxy, query: int) -> NDArray:
-    return seen(query, *(cache.config[name] for name in ("window", "sinks", "chunk")))
+    return visible_positions(query, *(cache.config[name] for name in ("window", "sinks", "chunk")))
 
 
 @check("LAW-18", "windowed")
@@ -654,21 +654,21 @@ def step_attends_up_to_the_ends_of_a_window_of_production_size(subject: Subject)
 
 def check_ends_of_views(subject: Subject, heads: int, dim: int, sizes: dict[str, int], pieces: Sequence[int]) -> None:
     """Checks for some queries of each step that their views begin and end at the right positions."""
-    cache = new(subject, "windowed", num_kv_heads=heads, head_dim=dim, **sizes)
-    at_least(cache, **sizes)
+    cache = new_object(subject, "windowed", num_kv_heads=heads, head_dim=dim, **sizes)
+    require_sizes(cache, **sizes)
     heads, dim, group = cache.config["num_kv_heads"], cache.config["head_dim"], subject.size("group_size", 2)
-    steps = list(step_positions([affordable(subject, each, len(pieces)) for each in pieces]))
+    steps = list(step_positions([affordable_tokens(subject, each, len(pieces)) for each in pieces]))
     chosen = [at for step in steps for at in compared_positions(step)][:dim]
     views = {at: view(cache, at) for at in chosen}
-    keys = loud_at_ends(steps[-1].stop, heads, dim, list(views.values()))
-    values = content(0, 0, range(len(keys)), heads, dim, VALUES)
+    keys = keys_loud_at_view_ends(steps[-1].stop, heads, dim, list(views.values()))
+    values = token_content(0, 0, range(len(keys)), heads, dim, VALUES)
     for step in steps:
         rows = keys[step.start : step.stop], values[step.start : step.stop]
         if APPENDED < len(step) <= cache.config["window"]:
             cache.append(*rows)
             continue
-        query = looking_at([chosen.index(at) if at in views else None for at in step], group * heads, dim)
-        got = shaped(
+        query = one_hot_queries([chosen.index(at) if at in views else None for at in step], group * heads, dim)
+        got = assert_shape(
             cache.step(query, *rows, LOUD_SCALE), query.shape, f"attention of a step of {len(step)} tokens after {step.start}"
         )
         for at in (each for each in chosen if each in step):

@@ -4,11 +4,11 @@ from functools import partial
 
 import numpy as np
 
-from kvref_conformance.calls.derived_operations import DerivedOperation, cut, in_turn
-from kvref_conformance.calls.messages import kinds_of
+from kvref_conformance.calls.derived_operations import DerivedOperation, call_in_order, slice_tokens
+from kvref_conformance.calls.messages import error_kinds
 from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.outcome import NotOffered
 
 
 def append_by_step(cache: ObjectProxy, keys: NDArray, values: NDArray) -> None:
@@ -22,18 +22,18 @@ def step_token_by_token(cache: ObjectProxy, query: NDArray, keys: NDArray, value
         raise NotOffered("step of 0 tokens, or of arrays of different lengths (derived from append and attend)")
 
     def step_one(at: range) -> NDArray:
-        cache.append(cut(keys, 0, at), cut(values, 0, at))
-        attended: NDArray = cache.attend(cut(query, 0, at), scale)
+        cache.append(slice_tokens(keys, 0, at), slice_tokens(values, 0, at))
+        attended: NDArray = cache.attend(slice_tokens(query, 0, at), scale)
         return attended
 
-    return np.concatenate(in_turn(partial(step_one, range(i, i + 1)) for i in range(len(keys))))
+    return np.concatenate(call_in_order(partial(step_one, range(i, i + 1)) for i in range(len(keys))))
 
 
 def clear_by_truncate(cache: ObjectProxy) -> None:
     try:
         cache.truncate(0)
     except Exception as error:
-        if "NotTruncatable" in kinds_of(error):
+        if "NotTruncatable" in error_kinds(error):
             raise NotOffered("clear after tokens were evicted (derived from truncate)") from error
         raise
 
@@ -46,14 +46,14 @@ def count_readable(cache: ObjectProxy) -> int:
             cache.read([position])
             count += 1
         except Exception as error:
-            if "PositionOutOfRange" not in kinds_of(error):
+            if "PositionOutOfRange" not in error_kinds(error):
                 raise
     return count
 
 
 DERIVED = (
     DerivedOperation("append", "WIN-02", ("step",), append_by_step),
-    DerivedOperation("step", "WIN-02", ("append", "attend"), step_token_by_token, cuts=True),
+    DerivedOperation("step", "WIN-02", ("append", "attend"), step_token_by_token, splits_appends=True),
     DerivedOperation("clear", "WIN-06", ("truncate",), clear_by_truncate),
     DerivedOperation("stored_tokens", "WIN-03", ("length", "read"), count_readable),
 )

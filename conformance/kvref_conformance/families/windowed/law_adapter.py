@@ -5,10 +5,10 @@ from typing import Any
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC, dim_of
+from kvref_conformance.oracle.formats import AFFINE_FORMATS, PLAIN_FORMATS, SYMMETRIC_FORMATS, dim_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.oracle.token_storage import tokens_as
-from kvref_conformance.testlib.fixtures import formats_of, one_of_each_kind, pair_of_tokens, random_tokens
+from kvref_conformance.oracle.token_storage import expected_tokens
+from kvref_conformance.testlib.fixtures import one_format_per_kind, random_pair, random_tokens, supported_formats
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
@@ -26,7 +26,7 @@ class WindowedLawAdapter(LawAdapter):
     def __init__(self, subject: Subject, **changes: Any) -> None:
         super().__init__(subject, **{"window": 40} | changes)
 
-    def saved_as_is(self) -> Any:
+    def save_unconverted(self) -> Any:
         return self.cache.as_is("save")
 
     def load(self, data: Any) -> None:
@@ -38,38 +38,38 @@ class WindowedLawAdapter(LawAdapter):
     def read(self) -> tuple[NDArray, NDArray]:
         return tuple(self.cache.read(list(range(len(self)))))
 
-    def quantizing(self) -> Iterator[LawAdapter]:
-        for name in formats_of(self.subject, "dtype", *SYMMETRIC, *AFFINE):
-            yield self.fresh(dtype=name)
+    def quantizing_streams(self) -> Iterator[LawAdapter]:
+        for name in supported_formats(self.subject, "dtype", *SYMMETRIC_FORMATS, *AFFINE_FORMATS):
+            yield self.new_cache(dtype=name)
 
-    def in_formats(self) -> Iterator[LawAdapter]:
-        for name in one_of_each_kind(self.subject, "dtype"):
-            yield self.fresh(dtype=name, head_dim=dim_of(name))
+    def scaled_format_streams(self) -> Iterator[LawAdapter]:
+        for name in one_format_per_kind(self.subject, "dtype"):
+            yield self.new_cache(dtype=name, head_dim=dim_of(name))
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[ExpectedReads, ExpectedReads]:
-        return tokens_as(keys, self.config["dtype"]), tokens_as(values, self.config["dtype"])
+        return expected_tokens(keys, self.config["dtype"]), expected_tokens(values, self.config["dtype"])
 
-    def numbers(self) -> Iterable[tuple[str, Any]]:
+    def scalar_observables(self) -> Iterable[tuple[str, Any]]:
         return ()
 
-    def out_of_range(self) -> list[BadCall]:
+    def out_of_range_calls(self) -> list[BadCall]:
         calls: list[BadCall] = [("PositionOutOfRange", "read", ([position],)) for position in (-1, len(self))]
         return calls + [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
 
-    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+    def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         wrong, good = wrong_queries(self.subject), random_tokens(self.subject, 1)
         steps = [(query, good, good, 1.0) for query in (*wrong, random_tokens(self.subject, 2))]
         return {"attend": [(query, 1.0) for query in wrong], "step": steps}
 
-    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        keys, values = pair_of_tokens(self.subject, 5)
+    def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(5))
         yield from (("read", ([position],)) for position in (*NEGATIVE, LARGEST_JSON_INTEGER, 0))
         yield from (("truncate", (length,)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room(), 1))
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
 
     def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
-        for name in formats_of(self.subject, "dtype", *SYMMETRIC, *AFFINE, *PLAIN):
+        for name in supported_formats(self.subject, "dtype", *SYMMETRIC_FORMATS, *AFFINE_FORMATS, *PLAIN_FORMATS):
             yield self.with_room(tokens, dtype=name, rollback=tokens)
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from kvref_conformance.calls.messages import CallReply
 from kvref_conformance.implementation_api import Level, NDArray
-from kvref_conformance.oracle.attention import attended, seen, wrong_query
-from kvref_conformance.oracle.expectations import (  # fmt: skip
+from kvref_conformance.oracle.attention import expect_attend, query_errors, visible_positions
+from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     AnyOf,
     ExactValue,
@@ -17,18 +17,18 @@ from kvref_conformance.oracle.expectations import (  # fmt: skip
     ExpectedArrays,
     ExpectedError,
     UnjudgedReply,
-    exactly,
-    finite,
-    float32,
-    not_finite,
-    not_in_range,
-    wrong_arrays,
+    all_finite,
+    array_errors,
+    exact_reads,
+    finite_errors,
+    range_errors,
+    to_float32,
 )
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.oracle.reference_model import Look
-from kvref_conformance.oracle.saved_state import BLAMED, WholeCacheModel
-from kvref_conformance.oracle.token_storage import storable, tokens_as
+from kvref_conformance.oracle.reference_model import ReadCall
+from kvref_conformance.oracle.saved_state import CLAUSE_BY_OBSERVATION, WholeCacheModel
+from kvref_conformance.oracle.token_storage import expected_tokens, is_storable
 
 Token = tuple[ExpectedReads, ExpectedReads]  # key and value as `read` has to return them, each [num_kv_heads, head_dim]
 
@@ -43,19 +43,19 @@ class ArraysOrRefused(ExpectedArrays):
         if not (reply.error and reply.error.kind in self.kinds):
             super().judge(reply, op, level)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         return " or ".join([*self.kinds, "no error"])
 
-    def wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"error": {"kinds": list(self.kinds)}, "any": True}
 
 
 class Windowed(WholeCacheModel):
     family = "windowed"
-    held = ("tokens", "first_needed", "longest", "truncated_last")
+    content_attributes = ("tokens", "first_needed", "longest", "truncated_last")
     largest = ("longest",)
-    blamed: ClassVar = {
-        **BLAMED,
+    clause_by_observation: ClassVar = {
+        **CLAUSE_BY_OBSERVATION,
         ("clear", "length"): "LAW-05", ("clear", "read"): "LAW-05", ("clear", "stored_tokens"): "LAW-05",
         **{("truncate", seen): "WIN-06" for seen in ("length", "read", "stored_tokens")},
         "length": "WIN-03", "stored_tokens": "WIN-04", "read": "WIN-03",
@@ -75,45 +75,45 @@ class Windowed(WholeCacheModel):
         self.truncated_last = False  # truncated, and no token appended since
 
     def seen(self, query: int) -> NDArray:
-        return seen(query, self.window, self.sinks, self.chunk)
+        return visible_positions(query, self.window, self.sinks, self.chunk)
 
     def needed(self) -> list[int]:
         """Returns the positions that the next query sees, other than its own."""
         return [int(at) for at in self.seen(len(self.tokens)) if at < len(self.tokens)]
 
-    def looks(self) -> list[Look]:
+    def observations(self) -> list[ReadCall]:
         return [("length", {}), ("stored_tokens", {}), ("read", {"positions": self.needed()})]
 
     def length(self) -> Expectation:
-        return ExactValue(self.blame("length"), value=len(self.tokens))
+        return ExactValue(self.clause_of("length"), value=len(self.tokens))
 
     def stored_tokens(self) -> Expectation:
         least, most = len(self.needed()), self.window + self.sinks + self.rollback + self.longest
         return AnyOf(
-            self.blame("stored_tokens"), says=f"{least} to {most}: window, sinks, rollback and the longest step",
+            self.clause_of("stored_tokens"), range_text=f"{least} to {most}: window, sinks, rollback and the longest step",
             accepts=lambda ok: isinstance(ok, int) and least <= ok <= most,
         )  # fmt: skip
 
     def append(self, keys: Any, values: Any) -> Expectation:
         shape = (None, *self.row)
-        if wrong := wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong + not_finite(keys, values))
-        then = self.did("append", lambda ok: self._append(keys, values))
+        if wrong := array_errors((keys, shape), (values, shape)):
+            return self.expect_error(wrong + finite_errors(keys, values))
+        then = self.on_success("append", lambda ok: self._append(keys, values))
         if self._can_store(keys, values):
             return Expectation("WIN-05", then)
-        return AcceptedOrError("WIN-05", then, refused=self._refused)
+        return AcceptedOrError("WIN-05", then, on_error=self._refused)
 
     def step(self, query: Any, keys: Any, values: Any, scale: float) -> Expectation:
         shape = (None, *self.row)
-        wrong = wrong_arrays((keys, shape), (values, shape))
-        wrong += wrong_query(query, *self.row)
+        wrong = array_errors((keys, shape), (values, shape))
+        wrong += query_errors(query, *self.row)
         if not wrong and len(query) != len(keys):
             wrong = [("ShapeMismatch", "LAW-10")]
         if wrong:
-            return self.refuse(wrong + not_finite(query, keys, values))
-        then = self.did("step", lambda ok: self._append(keys, values))
+            return self.expect_error(wrong + finite_errors(query, keys, values))
+        then = self.on_success("step", lambda ok: self._append(keys, values))
         if not self._can_store(keys, values):
-            return AcceptedOrError(self._clause(len(keys)), then, refused=self._refused)
+            return AcceptedOrError(self._clause(len(keys)), then, on_error=self._refused)
         at = range(len(self.tokens), len(self.tokens) + len(keys))
         tokens = [*self.tokens, *self.as_tokens(keys, values)]
         return self._attended(self._clause(len(keys)), query, tokens, [self.seen(each) for each in at], scale, then)
@@ -142,7 +142,7 @@ class Windowed(WholeCacheModel):
         self, clause: str, query: Any, tokens: list[Token], views: Sequence[NDArray], scale: float, then: Any
     ) -> Expectation:
         keys, values = self.stack(tokens)
-        found = attended(clause, query, keys, values, scale, views)
+        found = expect_attend(clause, query, keys, values, scale, views)
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             unseen = np.delete(np.arange(len(tokens)), views[index[0]])
@@ -160,13 +160,13 @@ class Windowed(WholeCacheModel):
         """Returns the clause that the attention of `count` queries is judged by."""
         if self.chunk:
             return "WIN-07"
-        if self.last == "truncate":
+        if self.last_change == "truncate":
             return "WIN-06"
         return "WIN-02" if count > 1 else "WIN-05" if self.sinks and len(self.tokens) > self.window else "WIN-01"
 
     def read(self, positions: Any) -> Expectation:
         for position in positions:
-            if wrong := not_in_range(position, len(self.tokens), "PositionOutOfRange"):
+            if wrong := range_errors(position, len(self.tokens), "PositionOutOfRange"):
                 return ExpectedError(wrong[0][1], kinds=("PositionOutOfRange",))
         if self.unknown:
             return (
@@ -180,37 +180,37 @@ class Windowed(WholeCacheModel):
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             position = positions[index[0]]
-            if self.dtype not in PLAIN and not self._another(got[index[0]]):
+            if self.dtype not in PLAIN_FORMATS and not self._another(got[index[0]]):
                 return "WIN-10"
-            if self.last in ("append", "step") and position >= len(self.tokens) - self.last_count:
+            if self.last_change in ("append", "step") and position >= len(self.tokens) - self.last_count:
                 return "LAW-04"
-            return "WIN-05" if position < self.sinks and self.last != "truncate" else self.blame("read")
+            return "WIN-05" if position < self.sinks and self.last_change != "truncate" else self.clause_of("read")
 
-        return ExpectedArrays(self.blame("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
+        return ExpectedArrays(self.clause_of("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
 
     def _another(self, got: NDArray) -> bool:
         """Returns whether `got` is a row of some token: then a whole row was read from the wrong place."""
         return any(np.array_equal(got, part.values) for token in self.tokens for part in token)
 
     def truncate(self, length: Any) -> Expectation:
-        if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
-            return self.refuse(wrong)
+        if wrong := range_errors(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.expect_error(wrong)
 
         def change(ok: Any) -> None:
             del self.tokens[length:]
             self.first_needed = min(self.first_needed, self._first(length))
             self.truncated_last = True
 
-        then = self.did("truncate", change)
+        then = self.on_success("truncate", change)
         if length == len(self.tokens) or self._first(length) >= self.first_needed:
             return Expectation("WIN-06", then)
-        return AcceptedOrError("WIN-06", then, kinds=("NotTruncatable",), refused=self._refused)
+        return AcceptedOrError("WIN-06", then, kinds=("NotTruncatable",), on_error=self._refused)
 
     def clear(self) -> Expectation:
         def change(ok: Any) -> None:
             self.tokens, self.first_needed, self.truncated_last, self.unknown = [], 0, False, False
 
-        return Expectation("LAW-05", self.did("clear", change))
+        return Expectation("LAW-05", self.on_success("clear", change))
 
     def _first(self, query: int) -> int:
         """Returns the first position after the sinks that the query at position `query` sees."""
@@ -218,17 +218,17 @@ class Windowed(WholeCacheModel):
 
     def _can_store(self, keys: Any, values: Any) -> bool:
         """Returns whether every value is finite, and also finite when it is read back in the format."""
-        return finite(keys, values) and all(storable(float32(part), self.dtype) for part in (keys, values))
+        return all_finite(keys, values) and all(is_storable(to_float32(part), self.dtype) for part in (keys, values))
 
     def _append(self, keys: Any, values: Any) -> None:
-        self.unknown = self.unknown or not (self.dtype in PLAIN or self._can_store(keys, values))
+        self.unknown = self.unknown or not (self.dtype in PLAIN_FORMATS or self._can_store(keys, values))
         self.tokens += self.as_tokens(keys, values)
         self.last_count, self.longest = len(keys), max(self.longest, len(keys))
         self.first_needed = max(self.first_needed, self._first(max(0, len(self.tokens) - self.rollback)))
         self.truncated_last = self.truncated_last and not len(keys)
 
     def as_tokens(self, keys: Any, values: Any) -> list[Token]:
-        stored = [tokens_as(float32(part), self.dtype) for part in (keys, values)]
+        stored = [expected_tokens(to_float32(part), self.dtype) for part in (keys, values)]
         return list(zip(*([ExpectedReads(*each) for each in zip(*part, strict=True)] for part in stored), strict=True))
 
     def stack(self, tokens: list[Token]) -> tuple[ExpectedReads, ExpectedReads]:
@@ -236,9 +236,9 @@ class Windowed(WholeCacheModel):
 
     def _stack_part(self, parts: list[ExpectedReads]) -> ExpectedReads:
         values = np.array([part.values for part in parts], np.float32).reshape(-1, *self.row)
-        if self.dtype in PLAIN:
-            return exactly(values)
+        if self.dtype in PLAIN_FORMATS:
+            return exact_reads(values)
         return ExpectedReads(values, np.array([part.slack for part in parts], np.float64).reshape(-1, *self.row))
 
     def _refused(self) -> None:
-        self.last = "refused"
+        self.last_change = "refused"

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.windowed.model import Windowed
-from kvref_conformance.fuzz.base_machine import BACK, COUNT, FamilyStateMachine, pair
-from kvref_conformance.fuzz.row_generators import kinds
-from kvref_conformance.fuzz.state_registry import ModelCall, refusals, state
+from kvref_conformance.fuzz.base_machine import TOKEN_COUNT, TRUNCATION, FamilyStateMachine, make_pair
+from kvref_conformance.fuzz.row_generators import row_kinds
+from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.oracle.formats import group_of
 
 # Formats with scales: one scale per head, scales among the codes, a zero per group, a static scale, and rotated values.
@@ -34,7 +34,7 @@ class WindowedStateMachine(FamilyStateMachine):
             sinks, window = 0, max(window, chunk)
         sizes = {"window": window, "sinks": sinks, "chunk": chunk, "rollback": rollback}
         group = group_of(self.format_for(self.family, "dtype", dtype) or "")
-        self.make(num_kv_heads=heads, head_dim=dim if group == 1 else group, dtype=dtype, **sizes)
+        self.make_object(num_kv_heads=heads, head_dim=dim if group == 1 else group, dtype=dtype, **sizes)
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
 
@@ -48,20 +48,20 @@ class WindowedStateMachine(FamilyStateMachine):
         return self.source.rows((count, self.shape[0] * group, self.shape[1]), "uneven")
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, group=GROUP, kind=kinds())
+    @rule(count=TOKEN_COUNT, group=GROUP, kind=row_kinds())
     def step(self, count: int, group: int, kind: str) -> None:
-        keys, values = pair(self.source, (count, *self.shape), kind)
+        keys, values = make_pair(self.source, (count, *self.shape), kind)
         self.call("step", self.objects[0], query=self.query(count, group), keys=keys, values=values, scale=0.5)
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT | st.integers(6, 16), group=GROUP)
+    @rule(count=TOKEN_COUNT | st.integers(6, 16), group=GROUP)
     def step_far(self, count: int, group: int) -> None:
         self.step(count, group, "uneven")
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT | st.integers(6, 16), kind=kinds())
+    @rule(count=TOKEN_COUNT | st.integers(6, 16), kind=row_kinds())
     def append(self, count: int, kind: str) -> None:
-        keys, values = pair(self.source, (count, *self.shape), kind)
+        keys, values = make_pair(self.source, (count, *self.shape), kind)
         self.call("append", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
@@ -73,7 +73,7 @@ class WindowedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(more=st.sampled_from((1, -1)))
     def step_with_queries_of_other_tokens(self, more: int) -> None:
-        keys, values = pair(self.source, (2, *self.shape), "counting")
+        keys, values = make_pair(self.source, (2, *self.shape), "counting")
         self.call("step", self.objects[0], query=self.query(2 + more, 1), keys=keys, values=values, scale=0.5)
 
     @precondition(lambda self: self.objects)
@@ -88,7 +88,7 @@ class WindowedStateMachine(FamilyStateMachine):
         self.call("read", self.objects[0], positions=[len(self.model.tokens) - each for each in back])
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK, count=COUNT, group=GROUP, looks=st.booleans())
+    @rule(back=TRUNCATION, count=TOKEN_COUNT, group=GROUP, looks=st.booleans())
     def truncate(self, back: int, count: int, group: int, looks: bool) -> None:
         """Truncates, then steps with tokens that replace the removed ones."""
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
@@ -97,7 +97,7 @@ class WindowedStateMachine(FamilyStateMachine):
         self.step(count, group, "uneven")
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT, group=GROUP)
+    @rule(count=TOKEN_COUNT, group=GROUP)
     def clear(self, count: int, group: int) -> None:
         self.call("clear", self.objects[0])
         self.step(count, group, "uneven")
@@ -105,7 +105,7 @@ class WindowedStateMachine(FamilyStateMachine):
 
 # The states of the windowed cache that random call sequences should reach, because bugs depend on them.
 
-refusals("windowed", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "NotTruncatable")
+register_error_states("windowed", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "NotTruncatable")
 
 
 def stop(call: ModelCall) -> int:
@@ -186,7 +186,7 @@ def tokens_go_before_any_left_the_window(call: ModelCall) -> bool:
 
 @state("windowed", "step")
 def tokens_come_in_the_place_of_some_that_went(call: ModelCall) -> bool:
-    return bool(call.model.last == "truncate" and call.model.first_needed and call.tokens)
+    return bool(call.model.last_change == "truncate" and call.model.first_needed and call.tokens)
 
 
 @state("windowed", "read", raising="PositionOutOfRange")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats.stored_rows import StoredRows, U, cut, fl, half_away
+from kvref_conformance.oracle.formats.stored_rows import StoredRows, U, round_half_away, round_to_float32, split_groups
 
 BLOCK = 32
 _D, _M, _H, _Q = ("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)
@@ -72,7 +72,7 @@ def _worth(codes: NDArray, format: str) -> NDArray:
 
 def first_scale(rows: NDArray, format: str) -> NDArray:
     """The scale with which codes are computed, before rounding, float64 [n, blocks]."""
-    x = cut(rows, BLOCK)
+    x = split_groups(rows, BLOCK)
     if format in ("q4_1", "q5_1"):
         return np.asarray((x.max(axis=2) - x.min(axis=2)) / TOP[format])
     at = np.abs(x).argmax(axis=2)[:, :, None]
@@ -83,8 +83,8 @@ def first_scale(rows: NDArray, format: str) -> NDArray:
 
 def any_code(rows: NDArray, format: str) -> NDArray:
     """Where any code is correct, bool [n, width]: d is stored as 0, so that all codes have the same value."""
-    d = np.abs(fl(first_scale(rows, format)))
-    of_zeros = np.abs(cut(rows, BLOCK)).max(axis=2) < np.float32(1e-15)
+    d = np.abs(round_to_float32(first_scale(rows, format)))
+    of_zeros = np.abs(split_groups(rows, BLOCK)).max(axis=2) < np.float32(1e-15)
     free = of_zeros if format == "iq4_nl" else (d > 0) & (d < 2.0**-127)
     return np.repeat(free, BLOCK, axis=1)
 
@@ -95,19 +95,27 @@ def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> StoredRo
 
     chosen: codes to use where any code is correct.
     """
-    x = cut(rows, BLOCK)
+    x = split_groups(rows, BLOCK)
     first = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)[:, :, 0]  # argmin: of 0 and -0, the first
     least = first if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
-    d = fl(fl(x.max(axis=2) - least + 0.0) / TOP[format]) if format in ("q4_1", "q5_1") else fl(first_scale(rows, format))
-    inverse = np.where(np.abs(d) >= 2.0**-127, fl(1 / d), 0)[:, :, None]
+    d = (
+        round_to_float32(round_to_float32(x.max(axis=2) - least + 0.0) / TOP[format])
+        if format in ("q4_1", "q5_1")
+        else round_to_float32(first_scale(rows, format))
+    )
+    inverse = np.where(np.abs(d) >= 2.0**-127, round_to_float32(1 / d), 0)[:, :, None]
     if format == "iq4_nl":
         codes, d = _iq4(x, d, inverse)
     elif format == "q8_0":
-        codes = half_away(fl(x * inverse)).astype(np.int64)
+        codes = round_half_away(round_to_float32(x * inverse)).astype(np.int64)
     elif format in ZERO:
-        codes = np.clip(np.trunc(fl(fl(x * inverse) + (ZERO[format] + 0.5))), 0, TOP[format]).astype(np.int64)
+        codes = np.clip(np.trunc(round_to_float32(round_to_float32(x * inverse) + (ZERO[format] + 0.5))), 0, TOP[format]).astype(
+            np.int64
+        )
     else:
-        codes = np.clip(np.trunc(fl(fl(fl(x - least[:, :, None]) * inverse) + 0.5)), 0, TOP[format]).astype(np.int64)
+        codes = np.clip(
+            np.trunc(round_to_float32(round_to_float32(round_to_float32(x - least[:, :, None]) * inverse) + 0.5)), 0, TOP[format]
+        ).astype(np.int64)
     if chosen is not None:
         codes = np.where(any_code(rows, format).reshape(codes.shape), np.reshape(chosen, codes.shape), codes)
     scale, least = (part.astype(np.float32).astype(np.float16).astype(np.float32) for part in (d, least))
@@ -120,28 +128,28 @@ def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> StoredRo
 def _iq4(x: NDArray, d: NDArray, inverse: NDArray) -> tuple[NDArray, NDArray]:
     """Codes and scales of IQ4_NL: the nearest value in the table (ties up), and the least-squares scale, weighted by x^2."""
     none = np.abs(x).max(axis=2) < np.float32(1e-15)
-    first = np.where(none, fl(np.array(-1 / 127)), d)
-    quotient = fl(x * fl(1 / first)[:, :, None])
+    first = np.where(none, round_to_float32(np.array(-1 / 127)), d)
+    quotient = round_to_float32(x * round_to_float32(1 / first)[:, :, None])
     codes = np.zeros(x.shape, np.int64)
     for i in range(15):
-        codes += fl(quotient - TABLE[i]) >= fl(TABLE[i + 1] - quotient)
-    worth, weight = TABLE[codes], fl(x * x)
+        codes += round_to_float32(quotient - TABLE[i]) >= round_to_float32(TABLE[i + 1] - quotient)
+    worth, weight = TABLE[codes], round_to_float32(x * x)
     upper, lower = np.zeros(d.shape), np.zeros(d.shape)
     for j in range(BLOCK):
-        upper = fl(upper + fl(fl(weight[:, :, j] * worth[:, :, j]) * x[:, :, j]))
-        lower = fl(lower + fl(fl(weight[:, :, j] * worth[:, :, j]) * worth[:, :, j]))
-    return codes, np.where(none, 0.0, fl(upper / lower))
+        upper = round_to_float32(upper + round_to_float32(round_to_float32(weight[:, :, j] * worth[:, :, j]) * x[:, :, j]))
+        lower = round_to_float32(lower + round_to_float32(round_to_float32(weight[:, :, j] * worth[:, :, j]) * worth[:, :, j]))
+    return codes, np.where(none, 0.0, round_to_float32(upper / lower))
 
 
 def fitted_scale(rows: NDArray) -> NDArray:
     """The scale of IQ4_NL before it is rounded to float16, float64 [n, blocks]. Blocks must not be near zero."""
-    x, d = cut(rows, BLOCK), fl(first_scale(rows, "iq4_nl"))
-    return _iq4(x, d, fl(1 / d)[:, :, None])[1]
+    x, d = split_groups(rows, BLOCK), round_to_float32(first_scale(rows, "iq4_nl"))
+    return _iq4(x, d, round_to_float32(1 / d)[:, :, None])[1]
 
 
 def quotients(rows: NDArray, format: str) -> NDArray:
     """The quotients that codes represent, float64 [n, width]: x / d or (x - min) / d; 0 where d has no reciprocal."""
-    x, d = cut(rows, BLOCK), first_scale(rows, format)[:, :, None]
+    x, d = split_groups(rows, BLOCK), first_scale(rows, format)[:, :, None]
     x = x - x.min(axis=2, keepdims=True) if format in ("q4_1", "q5_1") else x
     inverted = np.abs(d) >= (1e-15 / 127 if format == "iq4_nl" else 2.0**-127)
     return np.where(inverted, x / np.where(inverted, d, 1), 0).reshape(np.shape(rows))
@@ -149,7 +157,7 @@ def quotients(rows: NDArray, format: str) -> NDArray:
 
 def bound(rows: NDArray, want: StoredRows, format: str) -> NDArray:
     """The largest |x - value|, float64: half a step between codes, the clipped part, and the effect of rounded scales."""
-    x, d = cut(rows, BLOCK), first_scale(rows, format)[:, :, None]
+    x, d = split_groups(rows, BLOCK), first_scale(rows, format)[:, :, None]
     worth = np.abs(_worth(want.codes, format).reshape(x.shape))
     s, m = (part[:, :, None].astype(np.float64) for part in (want.scale, want.zero))
     held = np.abs(d) * (127 if format == "iq4_nl" else 1) >= (1e-15 if format == "iq4_nl" else 2.0**-127) * (1 + 2 * U)

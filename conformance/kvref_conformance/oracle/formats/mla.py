@@ -6,9 +6,9 @@ import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import EXP_ERROR, U
-from kvref_conformance.oracle.formats import PACKED, PLAIN, packed_records, small_floats
+from kvref_conformance.oracle.formats import PACKED_FORMAT, PLAIN_FORMATS, packed_records, small_floats
 from kvref_conformance.oracle.formats.per_row import ExpectedReads, admissible_too, read_as, store
-from kvref_conformance.oracle.token_storage import token_bytes, tokens_as
+from kvref_conformance.oracle.token_storage import expected_tokens, token_bytes
 
 TILE = 128  # numbers of a latent that share a scale
 TINY = 2.0**-126  # the largest error of a product that underflows
@@ -65,25 +65,25 @@ def _gamma(roundings: Any) -> Any:
 
 def row_bytes(rank: int, rope_dim: int, dtype: str) -> int:
     """Bytes per row."""
-    if dtype == PACKED:
+    if dtype == PACKED_FORMAT:
         return rank + 4 * (rank // TILE) + 2 * rope_dim
     return token_bytes(1, rank + rope_dim, dtype)
 
 
-def row_as(latent: NDArray, rope: NDArray, dtype: str) -> ExpectedReads:
+def expected_row(latent: NDArray, rope: NDArray, dtype: str) -> ExpectedReads:
     """The values of rows [n, rank + rope_dim] after storing and reading."""
-    if dtype != PACKED:
-        return tokens_as(np.concatenate([latent, rope], axis=1), dtype)
+    if dtype != PACKED_FORMAT:
+        return expected_tokens(np.concatenate([latent, rope], axis=1), dtype)
     tiles = read_as(latent.reshape(-1, TILE), "float8_e4m3fn")
     parts = ExpectedReads(*(part.reshape(latent.shape) for part in tiles)), read_as(rope, "bfloat16")
     return ExpectedReads(*(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
 
 
-def records_of(latent: NDArray, rope: NDArray, dtype: str = PACKED) -> ExpectedReads:
+def expected_records(latent: NDArray, rope: NDArray, dtype: str = PACKED_FORMAT) -> ExpectedReads:
     """The records of rows, uint8 [n, bytes], with the slack of each byte at level tolerant (255 for bytes of scales)."""
-    if dtype != PACKED:
+    if dtype != PACKED_FORMAT:
         row = np.concatenate([latent, rope], axis=1)
-        if dtype not in PLAIN:
+        if dtype not in PLAIN_FORMATS:
             packed = (
                 packed_records.written(row, dtype) if len(row) else np.zeros((0, row_bytes(row.shape[1], 0, dtype)), np.uint8)
             )

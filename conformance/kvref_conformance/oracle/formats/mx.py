@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import NVFP4, group_of, small_floats
-from kvref_conformance.oracle.formats.stored_rows import StoredRows, U, cut, fl
+from kvref_conformance.oracle.formats import NVFP4_FORMATS, group_of, small_floats
+from kvref_conformance.oracle.formats.stored_rows import StoredRows, U, round_to_float32, split_groups
 
 # The element of each format, and the exponent of its largest number.
 ELEMENT = {
@@ -30,9 +30,9 @@ def largest(format: str) -> float:
 
 def scale_codes(rows: NDArray, format: str) -> NDArray:
     """The codes of the scales, uint8 [n, groups]: E8M0, or E4M3FN for NVFP4."""
-    most = np.abs(cut(rows, group_of(format))).max(axis=2)
-    if format in NVFP4:
-        return small_floats.encode(np.clip(fl(most / 6), 2.0**-6, 448), "float8_e4m3fn").astype(np.uint8)
+    most = np.abs(split_groups(rows, group_of(format))).max(axis=2)
+    if format in NVFP4_FORMATS:
+        return small_floats.encode(np.clip(round_to_float32(most / 6), 2.0**-6, 448), "float8_e4m3fn").astype(np.uint8)
     exponent = np.frexp(most)[1] - 1  # floor(log2)
     exponent = np.where(most == 0, -127, np.maximum(exponent - ELEMENT[format][1], -127))
     return (exponent + 127).astype(np.uint8)
@@ -40,7 +40,7 @@ def scale_codes(rows: NDArray, format: str) -> NDArray:
 
 def scales(codes: NDArray, format: str) -> NDArray:
     """The values of codes of scales, float64. In E8M0, 255 is NaN."""
-    if format in NVFP4:
+    if format in NVFP4_FORMATS:
         return small_floats.decoded("float8_e4m3fn")[np.asarray(codes, np.int64)].astype(np.float64)
     worth = np.ldexp(1.0, np.asarray(codes, np.int64) - 127)
     return np.where(np.asarray(codes) == 255, np.nan, worth)
@@ -57,10 +57,10 @@ def encode(quotient: NDArray, format: str) -> NDArray:
 
 def store(rows: NDArray, format: str) -> StoredRows:
     """Quantize rows. Stored.scale contains the values of the scales."""
-    x, held = cut(rows, group_of(format)), scale_codes(rows, format)
+    x, held = split_groups(rows, group_of(format)), scale_codes(rows, format)
     scale = scales(held, format)
     s = scale[:, :, None]
-    codes = encode(fl(x / s), format)
+    codes = encode(round_to_float32(x / s), format)
     values = numbers(format)[codes] * s
     flat = np.shape(rows)
     return StoredRows(
@@ -70,12 +70,12 @@ def store(rows: NDArray, format: str) -> StoredRows:
 
 def bound(rows: NDArray, scale: NDArray, format: str) -> NDArray:
     """The largest |x - value|: half the step between elements, or the clipped part; for NVFP4 also the rounding of x / s."""
-    x, s = np.abs(cut(rows, group_of(format))), np.asarray(scale, np.float64)[:, :, None]
+    x, s = np.abs(split_groups(rows, group_of(format))), np.asarray(scale, np.float64)[:, :, None]
     worth = np.unique(np.abs(numbers(format)[np.isfinite(numbers(format))]))
     worth = worth[worth <= largest(format)]
     above = np.clip(np.searchsorted(worth, x / s), 1, len(worth) - 1)
     half = (worth[above] - worth[above - 1]) / 2 * s
-    if format in NVFP4:
+    if format in NVFP4_FORMATS:
         half = half * (1 + 4 * U) + 2 * U * x
     return np.asarray(np.maximum(half, x - largest(format) * s).reshape(np.shape(rows)))
 

@@ -6,23 +6,25 @@ import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import element_of, small_floats
-from kvref_conformance.oracle.formats.stored_rows import StoredRows, U, fl
+from kvref_conformance.oracle.formats.stored_rows import StoredRows, U, round_to_float32
 
 
 def store(rows: NDArray, format: str, scale: float) -> StoredRows:
     """Quantize rows with this scale."""
     x, element, s = np.asarray(rows, np.float32).astype(np.float64), element_of(format), float(np.float32(scale))
     most = small_floats.MAX[element]
-    codes = small_floats.encode(np.clip(fl(x / s), -most, most), element)
-    values = fl(small_floats.decoded(element)[codes].astype(np.float64) * s)
+    codes = small_floats.encode(np.clip(round_to_float32(x / s), -most, most), element)
+    values = round_to_float32(small_floats.decoded(element)[codes].astype(np.float64) * s)
     return StoredRows(
         codes.astype(np.int64), np.full(len(x), s, np.float32), np.zeros(len(x), np.float32), values.astype(np.float32)
     )
 
 
-def said(codes: NDArray, format: str, scale: float) -> NDArray:
+def decode_values(codes: NDArray, format: str, scale: float) -> NDArray:
     """The values of codes, float32."""
-    return fl(small_floats.decoded(element_of(format))[codes].astype(np.float64) * float(np.float32(scale))).astype(np.float32)
+    return round_to_float32(small_floats.decoded(element_of(format))[codes].astype(np.float64) * float(np.float32(scale))).astype(
+        np.float32
+    )
 
 
 def bound(rows: NDArray, stored: StoredRows, format: str) -> NDArray:

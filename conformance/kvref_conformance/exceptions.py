@@ -1,12 +1,6 @@
-"""The outcomes of a check, and the exceptions that produce them.
+"""The exceptions that end a check, a call or a run."""
 
-A check passes by returning. It fails by raising Broken, and is not offered if it raises NotOffered. CannotRun ends a whole run.
-"""
-
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-Verdict = Literal["passed", "failed", "not offered", "not run"]
+from typing import Any
 
 
 class CannotRun(Exception):
@@ -17,11 +11,11 @@ class NotOffered(Exception):
     """The implementation does not provide something that the check needs. The message names it."""
 
 
-class Declined(NotOffered):
+class OperationDeclined(NotOffered):
     """The implementation does not provide an operation. A derived operation may replace it (calls/derived_operations.py)."""
 
 
-class Broken(AssertionError):
+class ClauseViolation(AssertionError):
     """The implementation breaks a clause.
 
     what: the observed thing ("" for the last call itself). expected, got: the expected and the actual value, as text.
@@ -39,33 +33,9 @@ class Broken(AssertionError):
         return type(self), said, {"row": self.row}  # pickled to cross a process boundary
 
 
-class Hung(Broken):
+class CallTimeout(ClauseViolation):
     """A call did not return in time. Repeating it would take as long again."""
 
 
-class Died(Hung):
+class ProcessDeath(CallTimeout):
     """The implementation's process ended, or sent a malformed reply. Repeating the call needs a new process."""
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of one check.
-
-    what, expected, got: as in Broken, "" unless the check failed. where: the line of the implementation's code that raised the
-    unexpected error or returned the malformed object. missing: the missing thing, "" unless the verdict is "not offered".
-    calls: the calls as lines of Python. trace: the call trace, one JSON object per line, if the check failed or all traces are
-    kept. through: the derived operations that the check used, as "paged.gather through length and read". cause: a sentence about
-    the likely cause of the failure, "" if the family cannot determine one.
-    """
-
-    check: str
-    verdict: Verdict
-    what: str = ""
-    expected: str = ""
-    got: str = ""
-    where: str = ""
-    missing: str = ""
-    calls: list[str] = field(default_factory=list)
-    trace: list[str] = field(default_factory=list)
-    through: list[str] = field(default_factory=list)
-    cause: str = ""
