@@ -94,7 +94,7 @@ def run_kvref(*arguments, folder, environment=None, typed=""):
 def _forks():
     """Return the context of the fork server, which starts with this folder on its path."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["preloaded"])
+    context.set_forkserver_preload(["fork_server_imports"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         forkserver.ensure_running()
@@ -102,7 +102,6 @@ def _forks():
 
 
 def _run(arguments, folder, environment, files):
-    import preloaded
 
     os.environ.clear()
     os.environ.update(environment)
@@ -112,10 +111,10 @@ def _run(arguments, folder, environment, files):
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - open until the process ends
-    sys.path[:] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *preloaded.PATH]
+    sys.path[:] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *fork_server_imports.PATH]
     sys.argv = ["kvref", *arguments]
     try:
-        sys.exit(preloaded.cli.main(arguments))
+        sys.exit(fork_server_imports.cli.main(arguments))
     finally:
         atexit._run_exitfuncs()  # multiprocessing does not run them in a child
 

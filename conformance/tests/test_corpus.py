@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from explored import Here, explored, seen, short
+from search_helpers import Here, explored, seen, short
 
 from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.fuzz.campaign import MAX_POINTS, Campaign, CampaignListener, WorkersLost

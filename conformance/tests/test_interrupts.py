@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from sessions import running_in
+from process_sessions import running_in
 
 from kvref_conformance.calls import interrupts
 from kvref_conformance.implementations import load_implementation

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from api_subsets.append_only import AppendOnly
+from api_subsets.errors import ConfigError
+from api_subsets.one_table import Cache, OneTable
 from restricted import KERNELS, Restricted
-from surfaces.append_only import AppendOnly
-from surfaces.errors import ConfigError
-from surfaces.one_table import Cache, OneTable
 
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.attention import output_rounding

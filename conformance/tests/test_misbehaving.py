@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import run_kvref
-from sessions import running_in
+from process_sessions import running_in
 
 from kvref_conformance import implementations
 from kvref_conformance.exceptions import ClauseViolation, NotOffered

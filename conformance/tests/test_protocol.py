@@ -144,7 +144,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("way", "what", "wrong"), WAYS, ids=[way for way, *_ in WAYS])
 def test_what_is_wrong_with_the_plumbing_is_said_in_words(way, what, wrong):
-    said = list(run_selftest([sys.executable, str(HERE / "program.py"), way, "1"], HERE, False, 1.0))
+    said = list(run_selftest([sys.executable, str(HERE / "misbehaving_program.py"), way, "1"], HERE, False, 1.0))
     found = {each.what: each.wrong for each in said if each.wrong}
     assert found[what].startswith(wrong)
     assert len(found) <= 5

@@ -29,7 +29,7 @@ Next:
   2. Write the check in {checks}, and plant a bug that it must find in {bugs}.
   3. Make the reference satisfy it, and run:
        kvref check reference --family {family} --clause {clause}
-       pytest kvref/spec conformance/tests/test_broken.py -k {clause}
+       pytest kvref/spec conformance/tests/test_planted_bugs.py -k {clause}
 If they apply:
   - {family}/model.py: predict the reply, name the clause, and list it in speaks_for, if a call sequence can show a violation.
   - {family}/state_machine.py: a state in which it is likely to be violated.
@@ -40,7 +40,7 @@ At the end:
 AFTER_FAMILY = """
 The new family works: it is a list of tokens with a maximum length. Change it into yours. See that all is in place:
   kvref check reference --family {family}
-  pytest kvref/spec/{family}.md conformance/tests/test_families.py conformance/tests/test_broken.py -k {code}
+  pytest kvref/spec/{family}.md conformance/tests/test_families.py conformance/tests/test_planted_bugs.py -k {code}
 Next:
   1. kvref/spec/{family}.md: one clause per requirement (more: python -m kvref_conformance.new clause {code}-04 TITLE).
   2. families/{family}/__init__.py: the operations, their errors, the sizes, and a sample call of each operation.

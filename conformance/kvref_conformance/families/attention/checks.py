@@ -261,7 +261,7 @@ def attention_with_wrong_shapes_raises(subject: Subject) -> None:
 
 
 @check("LAW-20", "attention")
-def a_length_may_be_of_any_type(subject: Subject) -> None:
+def attention_accepts_every_integer_type(subject: Subject) -> None:
     query, (keys, values) = query_of(subject, 1), random_pair(subject, 120)
 
     def script(typed: TypedIntegers) -> Iterator[Observation]:

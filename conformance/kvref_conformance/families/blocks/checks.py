@@ -157,7 +157,7 @@ def allocate_many_of_a_negative_number_raises(subject: Subject) -> None:
 
 
 @check("LAW-20", "blocks")
-def blocks_are_counted_in_any_type(subject: Subject) -> None:
+def new_accepts_every_integer_type(subject: Subject) -> None:
     total = subject.size("num_blocks", 120)
 
     def script(typed: TypedIntegers) -> Iterator[Observation]:
@@ -175,7 +175,7 @@ def blocks_are_counted_in_any_type(subject: Subject) -> None:
 
 
 @check("LAW-20", "blocks")
-def several_blocks_are_asked_for_in_any_type(subject: Subject) -> None:
+def allocate_many_accepts_every_integer_type(subject: Subject) -> None:
     total = subject.size("num_blocks", 120)
 
     def script(typed: TypedIntegers) -> Iterator[Observation]:

@@ -239,7 +239,7 @@ def acquire_and_prewarm_of_negative_numbers_raise(subject: Subject) -> None:
 
 
 @check("LAW-20", "buffers")
-def bytes_and_buffers_are_counted_in_any_type(subject: Subject) -> None:
+def acquire_and_prewarm_accept_every_integer_type(subject: Subject) -> None:
     def script(typed: TypedIntegers) -> Iterator[Observation]:
         pool = typed.new("buffers")
         yield "prewarm with 3 buffers", typed.call(pool, "prewarm", 1024, 3)

@@ -333,7 +333,7 @@ def holds(cache: ObjectProxy, given: Pair, length: int, when: str) -> None:
 
 
 @check("EDIT-01d", "contiguous")
-def memory_stays_when_tokens_go(subject: Subject) -> None:
+def truncate_keeps_the_capacity_and_the_raw_buffer(subject: Subject) -> None:
     cache, keys, _ = filled(subject, 7)
     capacity = cache.capacity
     cache.truncate(2)
@@ -346,7 +346,7 @@ def memory_stays_when_tokens_go(subject: Subject) -> None:
 
 
 @check("EDIT-01d", "contiguous")
-def raw_buffers_stay_the_same_memory_when_tokens_go(subject: Subject) -> None:
+def truncate_keeps_the_memory_of_raw_buffers(subject: Subject) -> None:
     subject.require_same_process()
     cache, _, _ = filled(subject, 7)
     before = cache.as_is("raw")[0]
@@ -359,7 +359,7 @@ def raw_buffers_stay_the_same_memory_when_tokens_go(subject: Subject) -> None:
 
 
 @check("EDIT-03", "contiguous")
-def a_cache_that_went_back_is_filled_as_any_other(subject: Subject) -> None:
+def truncate_makes_room_up_to_max_seq_len(subject: Subject) -> None:
     cache = new_object(subject, "contiguous")
     require_sizes(cache, max_seq_len=2)
     most = cache.config["max_seq_len"]
@@ -497,7 +497,7 @@ def reorder_with_an_unknown_row_raises(subject: Subject) -> None:
 
 
 @check("LAW-20", "contiguous")
-def tokens_are_counted_in_any_type(subject: Subject) -> None:
+def advance_accepts_every_integer_type(subject: Subject) -> None:
     def advancing(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("contiguous", max_seq_len=300, initial_capacity=300)
         for time in range(4):
@@ -508,7 +508,7 @@ def tokens_are_counted_in_any_type(subject: Subject) -> None:
 
 
 @check("LAW-20", "contiguous")
-def growth_is_counted_in_any_type(subject: Subject) -> None:
+def new_accepts_every_integer_type(subject: Subject) -> None:
     keys, values = map(ContiguousLawAdapter(subject).to_cache_layout, random_pair(subject, 110))
 
     def growing(typed: TypedIntegers) -> Iterator[Observation]:
@@ -521,7 +521,7 @@ def growth_is_counted_in_any_type(subject: Subject) -> None:
 
 
 @check("LAW-20", "contiguous")
-def rows_are_named_in_any_type(subject: Subject) -> None:
+def reorder_accepts_every_integer_type(subject: Subject) -> None:
     subject.require_size(batch_size=2)
     batch = clamp_to_limits(subject, "contiguous", batch_size=3)["batch_size"]
     keys, values = (np.concatenate([to_batch_major(random_tokens(subject, 2)) for _ in range(batch)]) for _ in ("keys", "values"))

@@ -122,7 +122,7 @@ def to_host_and_to_device_that_raise_copy_nothing(subject: Subject) -> None:
 
 
 @check("LAW-20", "hosted")
-def blocks_and_places_are_numbers_of_any_type(subject: Subject) -> None:
+def copies_accept_every_integer_type(subject: Subject) -> None:
     """There are more than 256 slots, so that 8-bit indices overflow."""
     tokens = list[tuple[object, object]]()
 

@@ -360,7 +360,7 @@ def attend_does_not_modify_its_inputs(subject: Subject) -> None:
 
 
 @check("LAW-20", "latent")
-def bytes_are_counted_whatever_the_sizes_are_given_in(subject: Subject) -> None:
+def new_accepts_every_integer_type(subject: Subject) -> None:
     cache = new_object(subject, "latent", **default_sizes(subject), max_tokens=100)
     latent, rope = random_pair(subject, cache, min(100, cache.config["max_tokens"]))
 
@@ -436,7 +436,7 @@ def append_one_by_one_keeps_hundreds_of_rows(subject: Subject) -> None:
 
 
 @check("LAW-18", "latent")
-def drafts_come_and_go_at_any_length(subject: Subject) -> None:
+def truncate_works_at_any_length(subject: Subject) -> None:
     for cache in each_dtype(subject, 600):
         require_sizes(cache, max_tokens=30)
         ends = power_of_two_edges(affordable_tokens(subject, cache.config["max_tokens"], 4) - 5, (16, 64, 128, 256, 512))

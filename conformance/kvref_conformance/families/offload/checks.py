@@ -250,7 +250,7 @@ def num_free_stays_between_zero_and_the_capacity(subject: Subject) -> None:
 
 
 @check("LAW-20", "offload")
-def keys_are_integers_of_any_type(subject: Subject) -> None:
+def keys_may_be_of_every_integer_type(subject: Subject) -> None:
     def script(typed: TypedIntegers) -> Iterator[Observation]:
         store = typed.new("offload", capacity=100)
         for keys in ([5, 100], [100, 120]):

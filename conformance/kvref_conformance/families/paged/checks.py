@@ -573,7 +573,7 @@ def write_without_room_changes_nothing(subject: Subject) -> None:
 
 
 @check("LAW-20", "paged")
-def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
+def sequences_layers_and_positions_may_be_of_every_integer_type(subject: Subject) -> None:
     keys, values = random_pair(subject, 130)
     size = subject.size("block_size", 16)
 

@@ -154,7 +154,7 @@ def new_with_a_block_larger_than_the_cache_raises(subject: Subject) -> None:
 
 
 @check("LAW-20", "pooled")
-def blocks_of_tokens_are_as_large_in_any_type(subject: Subject) -> None:
+def new_accepts_every_integer_type(subject: Subject) -> None:
     size = subject.size("tokens_per_block", 50)
     keys, values = random_pair(subject, 2 * size + 15)
 

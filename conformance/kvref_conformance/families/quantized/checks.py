@@ -321,7 +321,7 @@ def holds(cache: ObjectProxy, want: list[Pair], count: int, when: str) -> None:
 
 
 @check("EDIT-01bc", "quantized")
-def what_went_cannot_be_read(subject: Subject) -> None:
+def truncated_positions_cannot_be_read(subject: Subject) -> None:
     cache, _ = cache_and_steps(subject, 5)
     for length in (3, 0):
         cache.truncate(length)
@@ -332,7 +332,7 @@ def what_went_cannot_be_read(subject: Subject) -> None:
 
 
 @check("EDIT-01a", "quantized")
-def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
+def truncate_shortens_layers_of_different_lengths(subject: Subject) -> None:
     subject.require_size(num_layers=2)
     for longer in (0, 1):
         cache, _ = cache_and_steps(subject, 4)
@@ -344,7 +344,7 @@ def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
 
 
 @check("EDIT-02a", "quantized")
-def the_shortest_layer_says_how_many_may_stay(subject: Subject) -> None:
+def truncate_past_the_shortest_layer_raises(subject: Subject) -> None:
     subject.require_size(num_layers=2)
     for longer in (0, 1):
         cache, _ = cache_and_steps(subject, 2)
@@ -364,7 +364,7 @@ def never(subject: Subject, cache: ObjectProxy, steps: list[Pair]) -> list[Pair]
 
 
 @check("EDIT-03", "quantized")
-def a_full_cache_that_went_back_is_filled_again(subject: Subject) -> None:
+def truncate_makes_room_up_to_the_capacity(subject: Subject) -> None:
     cache = new_object(subject, "quantized", capacity=4)
     layers, capacity = cache.config["num_layers"], cache.config["capacity"]
     steps = [step(subject, layers) for _ in range(2 * capacity - 1)]
@@ -443,7 +443,7 @@ def append_step_with_a_full_layer_changes_no_layer(subject: Subject) -> None:
 
 
 @check("LAW-20", "quantized")
-def bytes_are_counted_whatever_the_sizes_are_given_in(subject: Subject) -> None:
+def new_accepts_every_integer_type(subject: Subject) -> None:
     def script(typed: TypedIntegers) -> Iterator[Observation]:
         cache = typed.new("quantized", capacity=100)
         yield "memory_bytes and fp32_bytes", (cache.memory_bytes, cache.fp32_bytes)
@@ -452,7 +452,7 @@ def bytes_are_counted_whatever_the_sizes_are_given_in(subject: Subject) -> None:
 
 
 @check("LAW-20", "quantized")
-def tokens_are_read_whatever_they_are_named_in(subject: Subject) -> None:
+def read_operations_accept_every_integer_type(subject: Subject) -> None:
     sizes = new_object(subject, "quantized").config
     layer, head = int(sizes["num_layers"]) - 1, int(sizes["num_kv_heads"]) - 1
     steps = [random_pair(subject, sizes["num_layers"]) for _ in range(2)]
@@ -470,7 +470,7 @@ def tokens_are_read_whatever_they_are_named_in(subject: Subject) -> None:
 
 
 @check("LAW-20", "quantized")
-def tokens_are_appended_whatever_the_layer_is_named_in(subject: Subject) -> None:
+def append_accepts_every_integer_type(subject: Subject) -> None:
     subject.require_size(num_layers=2)
     keys, values = random_pair(subject, 2)
 

@@ -369,7 +369,7 @@ SIZES = {"token_ranks": 2, "block_size": 8, "num_blocks": 20}
 
 
 @check("LAW-20", "sharded")
-def ranks_are_named_in_any_type(subject: Subject) -> None:
+def rank_operations_accept_every_integer_type(subject: Subject) -> None:
     config = clamp_to_limits(subject, "sharded", **SIZES)
     ranks = config["head_ranks"] * config["token_ranks"]
     keys, values = random_pair(subject, 20)

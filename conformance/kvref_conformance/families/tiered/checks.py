@@ -231,7 +231,7 @@ def new_with_tiers_longer_than_max_tokens_raises(subject: Subject) -> None:
 
 
 @check("LAW-20", "tiered")
-def tiers_are_as_long_in_any_type(subject: Subject) -> None:
+def new_and_tier_of_accept_every_integer_type(subject: Subject) -> None:
     keys, values = random_pair(subject, 150)
 
     def script(typed: TypedIntegers) -> Iterator[Observation]:
@@ -554,3 +554,19 @@ def load_restores_tokens_in_the_formats_in_which_they_are_stored(subject: Subjec
         run.cache.update_policy(store_format=name)
         run.append(2)
     check_copies(run)
+
+
+@check("EDIT-03", "tiered")
+def truncate_after_a_policy_change_keeps_the_policy(subject: Subject) -> None:
+    fixture = TieredFixture(subject, tail_length=9, warm_length=2)
+    first = fixture.appended
+    fixture.append(3)
+    shorter = {name: fixture.config[name] - 1 for name in ("tail_length", "warm_length") if fixture.config[name]}
+    need_support(subject, **shorter)
+    fixture.cache.update_policy(**shorter)
+    if fixture.model.tiers.moved_at > first or fixture.room_left < 2:
+        raise NotOffered("a shorter tail with room for the stored tokens and 2 more")
+    fixture.append(2, factor=2.0**8)
+    fixture.cache.truncate(first + 3)
+    fixture.append(5, 1, 2, 6)
+    fixture.look()

@@ -377,7 +377,7 @@ def truncate_of_drafts_keeps_a_full_ring(subject: Subject) -> None:
 
 
 @check("EDIT-02ab", "windowed")
-def no_more_tokens_stay_than_came(subject: Subject) -> None:
+def truncate_past_the_end_of_a_full_window_raises(subject: Subject) -> None:
     session = WindowedFixture(subject)
     for count in (3, 9):
         session.append(count)
@@ -516,7 +516,7 @@ def clear_makes_all_tokens_unreadable(subject: Subject) -> None:
 
 
 @check("LAW-20", "windowed")
-def positions_are_read_in_any_type(subject: Subject) -> None:
+def read_accepts_every_integer_type(subject: Subject) -> None:
     keys, values = random_pair(subject, 150)
 
     def script(typed: TypedIntegers) -> Iterator[Observation]:

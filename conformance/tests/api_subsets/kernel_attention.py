@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from surfaces import Host
-from surfaces.errors import PositionOutOfRange, ShapeMismatch
-from surfaces.given import index, tokens
+from api_subsets import Host
+from api_subsets.errors import PositionOutOfRange, ShapeMismatch
+from api_subsets.given import index, tokens
 
 WIDTHS = (64, 128)
 

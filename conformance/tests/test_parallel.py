@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sessions import running_in
+from process_sessions import running_in
 
 from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementations import load_implementation

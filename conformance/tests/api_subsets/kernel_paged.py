@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from surfaces import Host, paged
-from surfaces.errors import ConfigError, PositionOutOfRange
-from surfaces.given import index, tokens
-from surfaces.kernel_attention import WIDTHS, Attention
+from api_subsets import Host, paged
+from api_subsets.errors import ConfigError, PositionOutOfRange
+from api_subsets.given import index, tokens
+from api_subsets.kernel_attention import WIDTHS, Attention
 
 
 class Cache(paged.Cache):

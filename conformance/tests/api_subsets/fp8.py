@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from surfaces import Host
-from surfaces.errors import CapacityExceeded, ConfigError, LayerOutOfRange, NonFinite, PositionOutOfRange
-from surfaces.given import index, size, tokens
+from api_subsets import Host
+from api_subsets.errors import CapacityExceeded, ConfigError, LayerOutOfRange, NonFinite, PositionOutOfRange
+from api_subsets.given import index, size, tokens
 
 LARGEST = np.float32(448)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from surfaces import Host
-from surfaces.errors import ConfigError, LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound
-from surfaces.given import index, size, tokens
+from api_subsets import Host
+from api_subsets.errors import ConfigError, LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound
+from api_subsets.given import index, size, tokens
 
 
 class Sequence:

@@ -1,4 +1,4 @@
-"""A block pool as a program that misbehaves in one way: `kvref check --exec "python program.py half-a-line"`.
+"""A block pool as a program that misbehaves in one way: `kvref check --exec "python misbehaving_program.py half-a-line"`.
 
 The misbehavior starts at the second freed block of a call trace, or at another number, so that other clauses pass. A way that
 begins with `hello-` starts at once.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import run_kvref
-from sessions import running_in
+from process_sessions import running_in
 
 import kvref_zoo
 from kvref_conformance.calls.messages import ObjectReference
@@ -228,8 +228,8 @@ def test_a_file_that_cannot_be_executed_is_told_apart(kvref, tmp_path):
 
 
 def test_kvref_toml_names_programs_in_its_own_folder_and_below(kvref, tmp_path, monkeypatch):
-    (tmp_path / "program.py").write_text((HERE / "program.py").read_text())
-    command = json.dumps([sys.executable, "program.py"])
+    (tmp_path / "misbehaving_program.py").write_text((HERE / "misbehaving_program.py").read_text())
+    command = json.dumps([sys.executable, "misbehaving_program.py"])
     (tmp_path / "kvref.toml").write_text(f"[implementations.mypool]\nexec = {command}\n")
     done = kvref("check", "mypool", "--examples", "3", "--clause", "BLOCK-0*")
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from surfaces import fp8, int8
-from surfaces.breaking import breaks
-from surfaces.errors import CapacityExceeded, LayerOutOfRange, NonFinite, PositionOutOfRange
-from surfaces.fp8 import LARGEST, TABLE, Fp8, encode
-from surfaces.given import index, tokens
-from surfaces.int8 import Int8
+from api_subsets import fp8, int8
+from api_subsets.breaking import breaks
+from api_subsets.errors import CapacityExceeded, LayerOutOfRange, NonFinite, PositionOutOfRange
+from api_subsets.fp8 import LARGEST, TABLE, Fp8, encode
+from api_subsets.given import index, tokens
+from api_subsets.int8 import Int8
 
 
 @breaks("QUANT-01", Int8)

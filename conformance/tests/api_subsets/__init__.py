@@ -1,7 +1,7 @@
 """Caches in the style of third-party code: small, plain NumPy, and with no more operations than their users need.
 
 They do not import kvref. They show that the judge adapts to such a cache: each correct cache is judged on every clause that its
-operations can show (test_surfaces.py), and each bug in broken_*.py fails the clause that it names.
+operations can show (test_api_subsets.py), and each bug in broken_*.py fails the clause that it names.
 """
 
 from typing import Any, ClassVar

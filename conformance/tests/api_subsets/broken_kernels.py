@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from surfaces import kernel_attention, kernel_paged
-from surfaces.breaking import breaks
-from surfaces.kernel_attention import Attention, KernelAttention
-from surfaces.kernel_paged import KernelPaged
-from surfaces.paged import Sequence
+from api_subsets import kernel_attention, kernel_paged
+from api_subsets.breaking import breaks
+from api_subsets.kernel_attention import Attention, KernelAttention
+from api_subsets.kernel_paged import KernelPaged
+from api_subsets.paged import Sequence
 
 
 @breaks("ATTN-01", KernelAttention)

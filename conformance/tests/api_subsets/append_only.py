@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from surfaces import Host
-from surfaces.errors import ConfigError, LayerOutOfRange, OutOfBlocks, SequenceNotFound
-from surfaces.given import index, size, tokens
+from api_subsets import Host
+from api_subsets.errors import ConfigError, LayerOutOfRange, OutOfBlocks, SequenceNotFound
+from api_subsets.given import index, size, tokens
 
 
 class Cache:

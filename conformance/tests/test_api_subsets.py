@@ -3,15 +3,15 @@
 from functools import cache
 
 import pytest
-from surfaces import broken_kernels, broken_paged, broken_quantized
-from surfaces.append_only import AppendOnly
-from surfaces.breaking import BROKEN
-from surfaces.fp8 import Fp8
-from surfaces.int8 import Int8
-from surfaces.kernel_attention import KernelAttention
-from surfaces.kernel_paged import KernelPaged
-from surfaces.one_table import OneTable
-from surfaces.paged import Paged
+from api_subsets import broken_kernels, broken_paged, broken_quantized
+from api_subsets.append_only import AppendOnly
+from api_subsets.breaking import BROKEN
+from api_subsets.fp8 import Fp8
+from api_subsets.int8 import Int8
+from api_subsets.kernel_attention import KernelAttention
+from api_subsets.kernel_paged import KernelPaged
+from api_subsets.one_table import OneTable
+from api_subsets.paged import Paged
 
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks, verdict_of

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from surfaces import Host
-from surfaces.errors import (
+from api_subsets import Host
+from api_subsets.errors import (
     CapacityExceeded,
     ConfigError,
     HeadOutOfRange,
@@ -13,7 +13,7 @@ from surfaces.errors import (
     NonFinite,
     PositionOutOfRange,
 )
-from surfaces.given import index, size, tokens
+from api_subsets.given import index, size, tokens
 
 
 class Cache:

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from any_order import Implementation
+from argument_orders import Implementation
 
 from kvref_conformance.calls.messages import CallReply, CallRequest, Exchange, ObjectReference
 from kvref_conformance.calls.operation_table import operations

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from surfaces import append_only, one_table, paged
-from surfaces.append_only import AppendOnly
-from surfaces.breaking import breaks
-from surfaces.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange
-from surfaces.given import index, tokens
-from surfaces.one_table import OneTable
-from surfaces.paged import Paged, Sequence
+from api_subsets import append_only, one_table, paged
+from api_subsets.append_only import AppendOnly
+from api_subsets.breaking import breaks
+from api_subsets.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange
+from api_subsets.given import index, tokens
+from api_subsets.one_table import OneTable
+from api_subsets.paged import Paged, Sequence
 
 
 @breaks("PAGED-01", Paged)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from surfaces.errors import ConfigError, DtypeMismatch, ShapeMismatch
+from api_subsets.errors import ConfigError, DtypeMismatch, ShapeMismatch
 
 
 def whole(value: Any) -> int | None:

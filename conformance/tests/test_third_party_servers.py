@@ -84,7 +84,7 @@ def test_a_server_serves_all_engines_of_a_canary_until_it_dies(tmp_path):
 
 def test_no_server_outlives_whoever_began_it(tmp_path):
     program = (
-        "import os, pathlib, sys; from test_serving import SIZES, Theirs\n"
+        "import os, pathlib, sys; from test_third_party_servers import SIZES, Theirs\n"
         "server = Theirs(pathlib.Path(sys.argv[1])); server.engine(100, **SIZES); os._exit(3)"
     )
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "number")], env=os.environ | {"PYTHONPATH": PATH})

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from explored import Here, exchange, explored, kept, seen, short
+from search_helpers import Here, exchange, explored, kept, seen, short
 
 from kvref_conformance.calls.messages import CallRequest, Exchange
 from kvref_conformance.fuzz import zoo_benchmark

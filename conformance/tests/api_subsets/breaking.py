@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from surfaces import Host
+from api_subsets import Host
 
 BROKEN: list[Any] = []
 
