@@ -102,6 +102,7 @@ def _forks():
 
 
 def _run(arguments, folder, environment, files):
+    import fork_server_imports  # only in the child: the tests themselves need none of it
 
     os.environ.clear()
     os.environ.update(environment)

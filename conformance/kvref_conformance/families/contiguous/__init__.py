@@ -45,7 +45,7 @@ ERRORS: dict[str, str] = {
 
 
 class Contiguous(Protocol):
-    """After a `reorder`, `batch_size` in the shapes is the length of its `counting_rows`."""
+    """After a `reorder`, `batch_size` in the shapes is the length of its `rows`."""
 
     seq_len: int
     capacity: int
