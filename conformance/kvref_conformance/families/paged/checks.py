@@ -11,19 +11,21 @@ import numpy as np
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered, OperationDeclined
-from kvref_conformance.families.paged.block_accounting import (
+from kvref_conformance.families.paged.fixture import (
+    PagedFixture,
+    Pair,
     in_use,
     just_room,
     layers_of,
     offered,
     reserve,
     room,
+    small_session,
     tables_alone,
     to_be_filled,
     with_room,
     write_or_ensure_capacity,
 )
-from kvref_conformance.families.paged.fixture import PagedFixture, Pair, small_session
 from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.testlib.assertions import (
     assert_equal,

@@ -6,18 +6,19 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.block_accounting import (
+from kvref_conformance.families.paged.fixture import (
     NO_BLOCK,
+    PagedFixture,
     in_use,
     need_tokens,
     offered,
     room,
+    small_session,
     tables_alone,
     to_be_filled,
     with_room,
     write_or_ensure_capacity,
 )
-from kvref_conformance.families.paged.fixture import PagedFixture, small_session
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import (
     assert_equal,

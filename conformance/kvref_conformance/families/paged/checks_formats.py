@@ -8,9 +8,8 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.block_accounting import layers_of, room, to_be_filled, with_room
 from kvref_conformance.families.paged.checks_edits import rotated_keys
-from kvref_conformance.families.paged.fixture import PagedFixture, read_back
+from kvref_conformance.families.paged.fixture import PagedFixture, layers_of, read_back, room, to_be_filled, with_room
 from kvref_conformance.oracle.formats import (
     AFFINE_FORMATS,
     FORMATS_IN_GROUPS,

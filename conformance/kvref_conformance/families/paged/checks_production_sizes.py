@@ -7,7 +7,7 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.block_accounting import in_use, layers_of, with_room
+from kvref_conformance.families.paged.fixture import in_use, layers_of, with_room
 from kvref_conformance.families.paged.soak_driver import SoakPagedCache
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair
 from kvref_conformance.testlib.fixtures import random_pair

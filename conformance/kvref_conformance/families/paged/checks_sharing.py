@@ -7,8 +7,7 @@ from typing import Any
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.block_accounting import offered, room, to_be_filled
-from kvref_conformance.families.paged.fixture import PagedFixture, small_session
+from kvref_conformance.families.paged.fixture import PagedFixture, offered, room, small_session, to_be_filled
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,

@@ -5,8 +5,8 @@ from typing import Any
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.block_accounting import need_tokens, room, tables_alone
 from kvref_conformance.families.paged.checks_formats import PLACES, of_each_kind, of_format
+from kvref_conformance.families.paged.fixture import need_tokens, room, tables_alone
 from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
 from kvref_conformance.testlib.assertions import (
     assert_equal,

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.block_accounting import reserve
+from kvref_conformance.families.paged.fixture import reserve
 from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_true, raises
 from kvref_conformance.testlib.fixtures import random_pair

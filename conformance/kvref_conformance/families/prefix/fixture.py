@@ -14,7 +14,7 @@ import numpy as np
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.block_accounting import layers_of, reserve, room, tables_alone, to_be_filled, with_room
+from kvref_conformance.families.paged.fixture import layers_of, reserve, room, tables_alone, to_be_filled, with_room
 from kvref_conformance.families.prefix.model import Prefix
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair
