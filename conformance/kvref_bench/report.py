@@ -64,7 +64,7 @@ def results_plot(machine: dict[str, Any], outcomes: list[ComparisonResult]) -> s
                 {
                     "x": x(score.of_bytes[0]),
                     "who": score.who,
-                    "said": _format_ratio(score.of_bytes[0]),
+                    "summary": _format_ratio(score.of_bytes[0]),
                     "kind": _backend_of(score.who),
                 }
                 for score in sorted(outcome.scores, key=lambda score: score.who.startswith("kvref"))  # ours on top

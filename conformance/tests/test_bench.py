@@ -89,7 +89,7 @@ def test_rivals_that_are_missing_are_named(monkeypatch):
 
 @pytest.fixture
 def small(monkeypatch):
-    for name, size in {"TOKENS": 2048, "POOL": 1000, "SEEN": 15, "BLOCK_SIZE": 16}.items():
+    for name, size in {"TOKENS": 2048, "POOL": 1000, "NUM_PROMPTS": 15, "BLOCK_SIZE": 16}.items():
         monkeypatch.setattr(prefixes, name, size)
 
 

@@ -19,7 +19,7 @@ from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort
 
 HERE = Path(__file__).parent
-PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
+PROGRAM = f"{sys.executable} {HERE / 'misbehaving_program.py'}"
 SOME = ("--clause", "[BC]*")  # the block pools' clauses are judged before those of the contiguous cache
 INTERRUPTED = (130, "", "kvref: interrupted\n")
 

@@ -79,7 +79,7 @@ class Halves(OnBackend):
 
 @pytest.fixture
 def check():
-    return next(check for check in of_law_18() if check.name == "tokens stay on both sides of powers of two (pooled)")
+    return next(check for check in of_law_18() if check.name == "appends at powers of two keep every token (pooled)")
 
 
 def test_a_failure_is_named_made_short_and_kept(check):

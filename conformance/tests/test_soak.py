@@ -101,24 +101,24 @@ def test_nonsense_is_one_line(kvref, arguments, said):
 class Room:
     """A server with room for everything that only stores the number of tokens of each request."""
 
-    most, longest = 8, 1000
+    max_sequences, max_tokens = 8, 1000
 
     def __init__(self):
         self.held = {}
 
-    def running(self):
+    def running_requests(self):
         return list(self.held)
 
     def fits(self, numbers, tokens=1):
         return True
 
-    def takes(self, tokens):
+    def allows_length(self, tokens):
         return True
 
     def tokens(self, number):
         return self.held[number]
 
-    def do(self, event):
+    def run_event(self, event):
         for number in event.numbers:
             if event.kind == "admit":
                 self.held[number] = event.tokens
@@ -131,7 +131,7 @@ class Room:
 def run(seed, count=3000):
     server, events = Room(), []
     for event in islice(Workload(server, np.random.default_rng(seed)).events(), count):
-        server.do(event)
+        server.run_event(event)
         events.append(event)
     return events
 

@@ -164,7 +164,7 @@ def test_the_command_shows_where_they_part(kvref, small):
 
 
 def test_a_conversation_goes_on_without_what_only_looks_and_stops_without_the_rest(small):
-    program = f"exec:{sys.executable} {Path(__file__).parent / 'program.py'}"
+    program = f"exec:{sys.executable} {Path(__file__).parent / 'misbehaving_program.py'}"
     several = {str(path.relative_to(small)) for path in small.rglob("*.jsonl") if "blocks.allocate_many" in path.read_text()}
     for way in ("", " declines"):  # the program allocates one block per call; some vectors allocate several
         verdicts = {each.file: each.verdict for each in held(program + way, small)}

@@ -81,7 +81,7 @@ def create_and_drop_of_thousands_of_sequences_leaves_live_ones_unchanged(subject
     alive = subject.size("sequences", 20)
     for number in range(1000):
         tokens = affordable_tokens(subject, 10 + number % 23, 1000)
-        while cache.live and (len(cache.live) >= alive or not cache.takes(tokens)):
+        while cache.live and (len(cache.live) >= alive or not cache.allows_length(tokens)):
             oldest = min(cache.live)
             if number % 100 == 0:
                 cache.look(oldest)
@@ -180,7 +180,7 @@ def write_in_a_pool_filled_many_times_keeps_every_token(subject: Subject) -> Non
     most, rounds = subject.size("sequences", 4200), 5000 // len(cache.layers)
     for number in range(rounds):
         tokens = affordable_tokens(subject, int(subject.rng.integers(1, 300)), rounds)
-        while cache.live and (len(cache.live) >= most or not cache.takes(tokens)):
+        while cache.live and (len(cache.live) >= most or not cache.allows_length(tokens)):
             oldest = int(subject.rng.choice(list(cache.live)))
             cache.look(oldest, layers=[number % len(cache.layers)])
             cache.drop(oldest)

@@ -71,7 +71,7 @@ class SoakPagedCache:
     def fits(self, numbers: Iterable[int], tokens: int = 1) -> bool:
         return self.more(numbers, tokens) <= self.free
 
-    def takes(self, tokens: int) -> bool:
+    def allows_length(self, tokens: int) -> bool:
         """Returns whether there is room for another sequence with `tokens` tokens."""
         return len(self.layers) * self.entries(tokens) <= self.free
 
@@ -190,27 +190,27 @@ class PagedSoakDriver:
 
     def __init__(self, pages: SoakPagedCache) -> None:
         self.pages = pages
-        self.most = pages.subject.size("sequences", 64)
-        self.longest = pages.config["num_blocks"] // len(pages.layers) * pages.size // (4 if self.most > 1 else 1)
+        self.max_sequences = pages.subject.size("sequences", 64)
+        self.max_tokens = pages.config["num_blocks"] // len(pages.layers) * pages.size // (4 if self.max_sequences > 1 else 1)
         self.steps = 0
 
-    def running(self) -> Sequence[int]:
+    def running_requests(self) -> Sequence[int]:
         return list(self.pages.live)
 
     def fits(self, numbers: Sequence[int], tokens: int = 1) -> bool:
         return self.pages.fits(numbers, tokens)
 
-    def takes(self, tokens: int) -> bool:
-        return self.pages.takes(tokens)
+    def allows_length(self, tokens: int) -> bool:
+        return self.pages.allows_length(tokens)
 
     def tokens(self, number: int) -> int:
         return self.pages.live[number].lengths[0]
 
-    def do(self, event: WorkloadEvent) -> int:
+    def run_event(self, event: WorkloadEvent) -> int:
         """Handles an event. Returns how many tokens were compared."""
         pages, numbers = self.pages, [number for number in event.numbers if number in self.pages.live]
         if event.kind == "admit":
-            if len(pages.live) < self.most and self.takes(event.tokens):
+            if len(pages.live) < self.max_sequences and self.allows_length(event.tokens):
                 self._admit(event)
         elif not numbers:
             return 0

@@ -98,10 +98,10 @@ class PrefixSoakDriver(PagedSoakDriver):
 
     pages: SoakPrefixCache
 
-    def do(self, event: WorkloadEvent) -> int:
+    def run_event(self, event: WorkloadEvent) -> int:
         if event.kind == "pressure":
             return 0  # the number of free blocks is not known exactly
-        compared = super().do(event)
+        compared = super().run_event(event)
         if event.kind == "step":
             for number in event.numbers:
                 if number in self.pages.live and self.tokens(number) % self.pages.size == 0:

@@ -570,3 +570,32 @@ def truncate_after_a_policy_change_keeps_the_policy(subject: Subject) -> None:
     fixture.cache.truncate(first + 3)
     fixture.append(5, 1, 2, 6)
     fixture.look()
+
+
+@check("EDIT-02ab", "tiered")
+def truncate_past_the_end_raises_after_evictions(subject: Subject) -> None:
+    fixture = TieredFixture(subject, max_tokens=7)
+    for count in (3, 6, 4):  # no token has migrated, then some have, then some are evicted
+        fixture.append(count)
+        end = fixture.appended
+        for length in subject.integers(end + 1, end + 20, -1, -end, -end - 1):
+            with raises("PositionOutOfRange"):
+                fixture.cache.truncate(length)
+            fixture.look()
+        fixture.cache.truncate(end)
+        fixture.look()
+
+
+@check("EDIT-03", "tiered")
+def truncated_tokens_cause_no_migration_and_no_eviction(subject: Subject) -> None:
+    for policy in ({"tail_length": 9, "warm_length": 2}, {"tail_length": 0, "warm_length": 9}, {"tail_length": 0}):
+        fixture = TieredFixture(subject, **policy)
+        if fixture.room_left < 9:
+            raise NotOffered("room for 9 tokens before one migrates")
+        first = fixture.appended
+        for length, more in ((first, 3), (first + 2, 2), (first + 5, 1)):  # the last truncate keeps one of the two draft tokens
+            fixture.append(2, factor=2.0**8)
+            fixture.cache.truncate(length)
+            fixture.look()
+            fixture.append(more)
+        fixture.append(4, 1, 6, 9)
