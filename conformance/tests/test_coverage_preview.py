@@ -79,7 +79,7 @@ def test_what_only_sizes_within_its_limits_are_taken_of_is_offered():
 
 def test_over_a_pipe_it_is_what_is_not_declined(monkeypatch):
     monkeypatch.chdir(HERE)
-    program = JsonClient([sys.executable, str(HERE / "serve.py"), "test_reach:SMALLEST"], HERE)
+    program = JsonClient([sys.executable, str(HERE / "serve.py"), "test_coverage_preview:SMALLEST"], HERE)
     try:
         found = of(program, "contiguous")["contiguous"]
         assert found.operations == ["contiguous.append", "contiguous.read"]
@@ -92,7 +92,8 @@ def test_over_a_pipe_it_is_what_is_not_declined(monkeypatch):
 
 def test_the_selftest_calls_declined_what_the_judge_would_make_of_others(monkeypatch):
     monkeypatch.chdir(HERE)
-    said = run_selftest([sys.executable, str(HERE / "serve.py"), "test_reach:SMALLEST"], HERE, show_stderr=False, timeout=10)
+    program = [sys.executable, str(HERE / "serve.py"), "test_coverage_preview:SMALLEST"]
+    said = run_selftest(program, HERE, show_stderr=False, timeout=10)
     declined = {each.what for each in said if each.declined}
     assert {"contiguous.seq_len", "contiguous.raw"} <= declined
     assert "contiguous.append" not in declined

@@ -52,7 +52,7 @@ def check(checkout, *args, expect=0):
 @pytest.mark.extended
 def test_a_new_family_is_complete_and_a_new_clause_is_not(checkout):
     assert "wrote   kvref/ring.py" in new(checkout, "family", "ring", "Ring cache")
-    assert "all passed" in check(checkout, "--family", "ring")
+    assert "21 of 21 judged, all passed" in check(checkout, "--family", "ring")
     broken = run(
         checkout,
         "-m",
@@ -90,7 +90,13 @@ def test_a_new_adapter_has_an_entry_point_and_lists_the_operations(checkout):
         (("family", "paged", "Paged cache"), "paged exists"),
         (("family", "Ring", "Ring cache"), "expected lower-case letters"),
         (("adapter", "mlx-lm"), "expected a Python module name"),
-        (("adapter", "mlx_lm"), "mlx_lm exists"),
+        (("adapter", "mlx_lm"), "mlx-lm exists"),
+        (("adapter", "flax_linen"), "an implementation named flax-linen exists"),
+        (("family", "canary", "Canary"), "canary exists"),
+        (("family", "class", "Class"), "expected lower-case letters"),
+        (("clause", "SHARE-10", ""), "expected a sentence"),
+        (("clause", "SHARE-10", "2 forks share"), "expected a sentence"),
+        (("clause", "SHARE-10", "Fork reads as its parent"), "paged has a check of this name"),
     ],
 )
 def test_unusable_names_are_refused(args, message, capsys):

@@ -40,8 +40,8 @@ def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
     plant(monkeypatch)
 
     class Enough(Search):
-        def found(self, broken, call_trace):
-            super().found(broken, call_trace)
+        def add_failure(self, violation, call_trace):
+            super().add_failure(violation, call_trace)
             self.runs_left = 0 if clause in self.findings else self.runs_left  # no runs for shrinking
 
     # Half as many sequences again as the default: two of these bugs are not found in its first 40.

@@ -106,7 +106,8 @@ def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
 
 
 def test_a_program_that_works_is_told_so():
-    command = [sys.executable, "-m", "kvref_conformance.cli", "harness", "--selftest", f"{sys.executable} {HERE / 'misbehaving_program.py'}"]
+    program = f"{sys.executable} {HERE / 'misbehaving_program.py'}"
+    command = [sys.executable, "-m", "kvref_conformance.cli", "harness", "--selftest", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "  ✓ hello: pool 1 (python, exact), blocks\n" in done.stdout

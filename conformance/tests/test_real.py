@@ -165,7 +165,7 @@ def test_a_right_cache_of_any_limits_is_right_at_real_sizes(limits):
 
 
 def test_hundreds_of_sequences_of_many_layers_are_as_many_as_fit():
-    checks = [check for check in of_law_18() if check.name.startswith("hundreds of sequences")]
+    checks = [check for check in of_law_18() if "hundreds of sequences" in check.name]
     for limits in ({"num_layers": 32, "num_blocks": {"most": 64}}, {"sequences": {"most": 3}, "tokens": 1}):
         assert verdict_of(CheckRunner(Restricted(limits)).judge_clause(checks)) == "passed"
 
@@ -178,7 +178,7 @@ def test_a_cache_without_counts_is_served():
 
 
 def test_what_is_not_offered_is_no_matter_of_an_option():
-    checks = [check for check in of_law_18() if check.family == "paged" and ("told apart" in check.name or check.real)]
+    checks = [check for check in of_law_18() if check.family == "paged" and ("thousands of blocks" in check.name or check.real)]
     judge = CheckRunner(Restricted({"num_blocks": {"most": 64}}))
     outcomes = judge.judge_clause(checks)
     assert verdict_of(outcomes) == "not offered"

@@ -171,7 +171,7 @@ def test_a_conversation_goes_on_without_what_only_looks_and_stops_without_the_re
         assert {file for file, verdict in verdicts.items() if verdict == "not offered"} == several  # they are rejected as a whole
         assert set(verdicts.values()) == {"passed", "not offered"}
     verdicts = {each.file: each.verdict for each in held(f"{program} declines-more", small)}
-    assert verdicts["checks/BLOCK-02-a-block-handed-out-is-no-one-elses-blocks.jsonl"] == "not offered"
+    assert verdicts["checks/BLOCK-02-allocate-returns-each-block-once-blocks.jsonl"] == "not offered"
     assert set(verdicts.values()) == {"passed", "not offered"}
 
 

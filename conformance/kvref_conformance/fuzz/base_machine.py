@@ -91,7 +91,7 @@ class FamilyStateMachine(RuleBasedStateMachine):
         return self._call(f"{self.models[on].family}.{name}", on, args)
 
     def call(self, name: str, on: int | None, /, **args: Any) -> Any:
-        """Make a call, then read all observables. Returns the same as `ask`."""
+        """Make a call, then read all observables. Returns the same as `call_quietly`."""
         result = self.call_quietly(name, on, **args)
         for number in reversed(self.objects if self.going and on is not None else []):  # buffers before their pool
             self._look(number)

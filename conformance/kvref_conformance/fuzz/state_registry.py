@@ -1,6 +1,6 @@
 """The registry of states that a state machine should reach, because bugs may show only there.
 
-The states are registered in families/*/state_machine.py. `met` computes which of them a call trace reached.
+The states are registered in families/*/state_machine.py. `state_coverage` computes which of them a call trace reached.
 """
 
 from collections.abc import Callable
@@ -70,7 +70,7 @@ NOTES: dict[str, Callable[[ModelCall], None]] = {}  # per family, a function tha
 
 
 def state(family: str, *ops: str, raising: str = "") -> Callable[[StatePredicate], StatePredicate]:
-    """Register a function as the test of a state, which has the name of the function. See WatchedSequence."""
+    """Register a function as the test of a state, which has the name of the function."""
 
     def register(holds: StatePredicate) -> StatePredicate:
         full = tuple(op if "." in op else f"{family}.{op}" for op in ops)

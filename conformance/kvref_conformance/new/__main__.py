@@ -1,10 +1,13 @@
 """The scaffold. It edits a checkout of the repository, prints what it wrote, and what is left to do."""
 
 import argparse
+import keyword
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,11 +15,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import kvref_conformance
 from kvref_conformance.clauses import CHAPTERS, all_clauses, spec
 from kvref_conformance.families import all_families, names
+from kvref_conformance.testlib.registry import all_checks
 
 ROOT = Path(kvref_conformance.__file__).parents[2]
 FAMILIES = "conformance/kvref_conformance/families"
 BUGS = "conformance/tests/bugs"
 ADAPTERS = "conformance/adapters"
+LONGEST_NAME = 90  # characters of a check's name
 TEMPLATES = Environment(
     loader=PackageLoader("kvref_conformance.new"), undefined=StrictUndefined, keep_trailing_newline=True,
     variable_start_string="<<", variable_end_string=">>", trim_blocks=True,
@@ -40,13 +45,15 @@ At the end:
 AFTER_FAMILY = """
 The new family works: it is a list of tokens with a maximum length. Change it into yours. See that all is in place:
   kvref check reference --family {family}
-  pytest kvref/spec/{family}.md conformance/tests/test_families.py conformance/tests/test_planted_bugs.py -k {code}
+  pytest kvref/spec/{family}.md conformance/tests/test_families.py
+  pytest conformance/tests/test_planted_bugs.py -k {code}-
 Next:
   1. kvref/spec/{family}.md: one clause per requirement (more: python -m kvref_conformance.new clause {code}-04 TITLE).
   2. families/{family}/__init__.py: the operations, their errors, the sizes, and a sample call of each operation.
   3. kvref/{family}.py: the reference. Other backends need no code of their own if it uses backend.xp.
   4. families/{family}/model.py: the expected replies, independently of the reference. checks.py: the checks.
   5. families/{family}/state_machine.py, and law_adapter.py, by which the laws run on the family.
+  6. The numbers of clauses in README.md and CHANGELOG.md, and the names in docs/api.md: tests name what is missing.
 Optional: derived_operations.py (operations that follow from others), soak_driver.py, diagnosis.py; the zoo; a page in docs/how.
 At the end:
   kvref vectors -o conformance/vectors; python -m kvref_conformance.generate_protocol; nox -s docs; pytest"""
@@ -67,23 +74,29 @@ def render(template: str, values: Mapping[str, str]) -> str:
     return TEMPLATES.get_template(f"{template}.jinja").render(values)
 
 
-def write_file(path: str, template: str, **values: str) -> None:
-    """Renders a template into a new file of the repository."""
-    target = ROOT / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render(template, values), encoding="utf-8")
-    print(f"wrote   {path}")
+class Changes:
+    """New texts of files, by path in the repository. Nothing is written before `apply`."""
 
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
 
-def insert(path: str, text: str, before: str = "") -> None:
-    """Inserts text before the first occurrence of a string in a file, or appends it."""
-    target = ROOT / path
-    old = target.read_text(encoding="utf-8")
-    if before not in old:
-        raise ScaffoldError(f"{path}: expected it to contain {before!r}")
-    at = old.index(before) if before else len(old)
-    target.write_text(old[:at] + text + old[at:], encoding="utf-8")
-    print(f"edited  {path}")
+    def write(self, path: str, template: str, **values: str) -> None:
+        self.texts[path] = render(template, values)
+
+    def insert(self, path: str, text: str, before: str = "") -> None:
+        """Inserts text before the first occurrence of a string in a file, or appends it."""
+        old = self.texts.get(path) or (ROOT / path).read_text(encoding="utf-8")
+        if before not in old:
+            raise ScaffoldError(f"{path}: expected it to contain {before!r}")
+        at = old.index(before) if before else len(old)
+        self.texts[path] = old[:at] + text + old[at:]
+
+    def apply(self) -> None:
+        for path, text in self.texts.items():
+            (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / path).write_text(text, encoding="utf-8")
+        for path in self.texts:
+            print(f"wrote   {path}")
 
 
 def new_clause(clause: str, title: str, family: str | None) -> str:
@@ -98,76 +111,97 @@ def new_clause(clause: str, title: str, family: str | None) -> str:
         known = sorted({id.rpartition("-")[0] for id in all_clauses()})
         raise ScaffoldError(f"clause: expected an id that begins with one of {', '.join(known)}, got {clause!r}")
     chapter = chapters[0].clauses[0].path.stem
-    family = family or next((each.name for each in all_families().values() if each.chapter == chapter), None)
+    of_prefix = Counter(each.family for each in all_checks() if each.run and each.clause.startswith(f"{prefix}-"))
+    family = family or of_prefix.most_common(1)[0][0]
     if family not in names():
         raise ScaffoldError(f"--family: expected one of {', '.join(names())}, got {family!r}")
-    values = {"clause": clause, "title": title, "family": family, "name": re.sub(r"\W+", "_", title.lower()).strip("_")}
-    places = {"spec": f"kvref/spec/{chapter}.md", "checks": f"{FAMILIES}/{family}/checks.py", "bugs": f"{BUGS}/{family}.py"}
-    insert(places["spec"], render("clause.md", values))
-    insert(places["checks"], render("check.py", values))
+    name = re.sub(r"\W+", "_", title.lower()).strip("_")
+    if not name.isidentifier() or keyword.iskeyword(name) or len(name) > LONGEST_NAME:
+        raise ScaffoldError(f"title: expected a sentence of at most {LONGEST_NAME} characters, got {title!r}")
+    places = {
+        "spec": f"kvref/spec/{chapter}.md",
+        "checks": f"{FAMILIES}/{family}/checks.py",
+        "bugs": _bugs_module(prefix, family),
+    }
+    if any(f"def {name}(" in path.read_text(encoding="utf-8") for path in (ROOT / FAMILIES / family).glob("*.py")):
+        raise ScaffoldError(f"title: {family} has a check of this name: {name}")
+    values = {"clause": clause, "title": title, "family": family, "name": name}
+    changes = Changes()
+    changes.insert(places["spec"], render("clause.md", values))
+    changes.insert(places["checks"], render("check.py", values))
     if (ROOT / places["bugs"]).exists():
-        insert(places["bugs"], render("bug.py", values))
+        changes.insert(places["bugs"], render("bug.py", values))
     else:
-        write_file(places["bugs"], "bug_module.py", **values)
+        changes.write(places["bugs"], "bug_module.py", **values)
+    changes.apply()
     return AFTER_CLAUSE.format(clause=clause, family=family, **places)
+
+
+def _bugs_module(prefix: str, family: str) -> str:
+    """The module that has the most bugs of clauses with this prefix, or one named after the family."""
+    counts = {path: path.read_text(encoding="utf-8").count(f'"{prefix}-') for path in sorted((ROOT / BUGS).glob("*.py"))}
+    most = max(counts, key=lambda path: counts[path])
+    return f"{BUGS}/{most.name}" if counts[most] else f"{BUGS}/{family}.py"
 
 
 def new_family(family: str, title: str) -> str:
     """Adds a complete small family with a chapter of three clauses, and its reference. Returns what is left to do."""
-    if not re.fullmatch(r"[a-z]+", family):
+    if not re.fullmatch(r"[a-z]+", family) or keyword.iskeyword(family):
         raise ScaffoldError(f"family: expected lower-case letters, as in 'windowed', got {family!r}")
     code = family.upper()
-    if family in names() or family in CHAPTERS or (ROOT / f"kvref/{family}.py").exists():
+    if family in names() or family in CHAPTERS or find_spec(f"kvref.{family}") or (ROOT / "kvref" / family).exists():
         raise ScaffoldError(f"family: {family} exists, as a family, a chapter or a module of kvref")
     if any(id.startswith(f"{code}-") for id in all_clauses()):
         raise ScaffoldError(f"family: clauses {code}-* exist")
     values = {"family": family, "Family": family.capitalize(), "code": code, "title": title}
-    write_file(f"kvref/spec/{family}.md", "family/chapter.md", **values)
-    write_file(f"kvref/{family}.py", "family/reference.py", **values)
+    changes = Changes()
+    changes.write(f"kvref/spec/{family}.md", "family/chapter.md", **values)
+    changes.write(f"kvref/{family}.py", "family/reference.py", **values)
     for part in ("__init__", "model", "checks", "state_machine", "law_adapter"):
-        write_file(f"{FAMILIES}/{family}/{part}.py", f"family/{part}.py", **values)
-    write_file(f"{BUGS}/{family}.py", "family/bugs.py", **values)
-    insert("conformance/kvref_conformance/clauses.py", f'"{family}", ', before='"attention", "kernels"')
+        changes.write(f"{FAMILIES}/{family}/{part}.py", f"family/{part}.py", **values)
+    changes.write(f"{BUGS}/{family}.py", "family/bugs.py", **values)
+    changes.insert("conformance/kvref_conformance/clauses.py", f'"{family}", ', before='"attention", "kernels"')
     name = values["Family"]
-    insert(
+    changes.insert(
         "conformance/kvref_conformance/implementations/backends.py",
         render("family/factory.py", values),
         before="    def offload(self",
     )
-    insert("kvref/__init__.py", f"from kvref.{family} import {name}Cache, {name}Config\n", before="\n__version__")
-    insert("kvref/__init__.py", f'    "{name}Cache",\n    "{name}Config",\n', before='    "attention",')
-    subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "--fix", "kvref/__init__.py"], cwd=ROOT, check=False)
+    changes.insert("kvref/__init__.py", f"from kvref.{family} import {name}Cache, {name}Config\n", before="\n__version__")
+    changes.insert("kvref/__init__.py", f'    "{name}Cache",\n    "{name}Config",\n', before='    "attention",')
+    changes.apply()
+    subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--quiet", "--fix", "kvref", f"{FAMILIES}/{family}"], cwd=ROOT, check=False
+    )
     return AFTER_FAMILY.format(family=family, code=code)
 
 
 def new_adapter(project: str, family: str) -> str:
     """Adds a folder for a third-party project, with an adapter of one family. Returns what is left to do."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", project):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", project) or keyword.iskeyword(project):
         raise ScaffoldError(f"project: expected a Python module name such as mlx_lm, got {project!r}")
     if family not in names():
         raise ScaffoldError(f"--family: expected one of {', '.join(names())}, got {family!r}")
     folder = f"{ADAPTERS}/kvref_adapters/{project}"
-    if (ROOT / folder).exists():
-        raise ScaffoldError(f"project: {folder} exists")
     record, name = all_families()[family], project.replace("_", "-")
+    entries = (ROOT / ADAPTERS / "pyproject.toml").read_text(encoding="utf-8")
+    if (ROOT / folder).exists() or f"\n{name} = " in entries:
+        raise ScaffoldError(f"project: {folder} or an implementation named {name} exists")
     operations = [each for each in vars(record.protocol) if not each.startswith("_") and callable(getattr(record.protocol, each))]
     values = {"project": project, "name": name, "family": family, "Project": project.title().replace("_", "")}
-    write_file(f"{folder}/adapter.py", "adapter/adapter.py", operations=", ".join(operations), **values)
-    write_file(f"{folder}/findings.md", "adapter/findings.md", **values)
-    write_file(f"{folder}/install.txt", "adapter/install.txt", **values)
+    changes = Changes()
+    changes.write(f"{folder}/adapter.py", "adapter/adapter.py", operations=", ".join(operations), **values)
+    changes.write(f"{folder}/findings.md", "adapter/findings.md", **values)
+    changes.write(f"{folder}/install.txt", "adapter/install.txt", **values)
     entry = f'{name} = "kvref_adapters.{project}.adapter:{values["Project"]}"\n'
-    insert(f"{ADAPTERS}/pyproject.toml", entry, before=_next_entry(name))
+    listed = [line for line in entries.splitlines() if '= "kvref_adapters.' in line]
+    later = next((line for line in listed if line > entry), None)
+    changes.insert(f"{ADAPTERS}/pyproject.toml", entry, before=later or entries.partition(listed[-1] + "\n")[2])
+    changes.apply()
     places = {each: f"{folder}/{each}" for each in ("adapter.py", "findings.md", "install.txt")}
     return AFTER_ADAPTER.format(
         adapter=places["adapter.py"], findings=places["findings.md"], install=places["install.txt"], name=name, project=project
     )
-
-
-def _next_entry(name: str) -> str:
-    """The first entry point of the adapters after this name, in alphabetical order."""
-    lines = (ROOT / ADAPTERS / "pyproject.toml").read_text(encoding="utf-8").splitlines()
-    entries = [line for line in lines if '= "kvref_adapters.' in line]
-    return next((line for line in entries if line > name), entries[-1])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     clause = kinds.add_parser("clause", help="a clause of an existing chapter, with a check and a planted bug")
     clause.add_argument("id", help="id of the clause: SHARE-10")
     clause.add_argument("title", help="title, an indicative sentence: 'Truncation frees blocks'")
-    clause.add_argument("--family", help="family of the check (default: the first family of the chapter)")
+    clause.add_argument("--family", help="family of the check (default: the one with most checks of the chapter)")
     family = kinds.add_parser("family", help="a family, with a chapter, a reference, and all parts that the judge needs")
     family.add_argument("name", help="name of the factory and of the folder: ring")
     family.add_argument("title", help="title of the chapter: 'Ring cache'")

@@ -34,7 +34,7 @@ class ModelRunner:
     """The models of all objects of a call trace. For each request: call `expect`, make the call, call `judge`.
 
     models: by the id of the request that created the object. replies: results by the id of the request. saved_states: see
-    oracle.moved.
+    oracle.saved_state.
     """
 
     def __init__(self, level: Level, limits: Limits | None = None) -> None:

@@ -18,7 +18,7 @@ class ReferenceModel(ABC):
 
     clause_by_observation: the clause that a wrong observation breaks, by (the last operation that changed something, the
     observation), or by the observation alone. clause_after_error: the clause if the last call raised. last_change: the last
-    operation that changed something, or "refused". saved_states: the saved data of all objects (see oracle.moved).
+    operation that changed something, or "refused". saved_states: the saved data of all objects (see oracle.saved_state).
     """
 
     family: ClassVar[str]
@@ -48,7 +48,7 @@ class ReferenceModel(ABC):
         return self.clause_by_observation.get((self.last_change, seen)) or self.clause_by_observation.get(seen, "LAW-04")
 
     def on_success(self, name: str, change: Callable[[Any], None] = lambda ok: None) -> Callable[[Any], None]:
-        """A function to call after `name` succeeded: it applies `change` to the model and sets `last`."""
+        """A function to call after `name` succeeded: it applies `change` to the model and sets `last_change`."""
 
         def then(ok: Any) -> None:
             change(ok)
@@ -57,7 +57,7 @@ class ReferenceModel(ABC):
         return then
 
     def expect_error(self, wrong: Errors) -> ExpectedError:
-        """The expectation of an error; see `expected.refuse`."""
+        """The expectation of an error; see `expectations.expect_error`."""
 
         def refused() -> None:
             self.last_change = "refused"

@@ -91,16 +91,16 @@ def supported_formats(subject: Subject, name: str, *wanted: str) -> list[str]:
 
 
 def sample_formats(subject: Subject, formats: list[str]) -> list[str]:
-    """The formats with only FEW of the similar formats of FMT-GROUP. Each check samples different ones."""
+    """The formats with only a sample of the similar formats of FMT-GROUP. Each check samples different ones."""
     many = [name for name in formats if name in GROUP_FORMATS]
     kept = set(subject.rng.choice(many, SAMPLE_SIZE, replace=False).tolist()) if len(many) > SAMPLE_SIZE else set(many)
     return [name for name in formats if name not in many or name in kept]
 
 
 def one_format_per_kind(subject: Subject, name: str) -> list[str]:
-    """Formats with scales for a size of the check's family: one supported format per kind (KINDS), sampled per check.
+    """Formats with scales for a size of the check's family: one supported format per kind (FORMAT_KINDS), sampled per check.
 
-    If supported, DRIFTING is added, which shows whether a token is quantized twice.
+    If supported, DRIFTING_FORMAT is added, which shows whether a token is quantized twice.
     """
     among = all_families()[subject.family].formats[name]
     had = supported_formats(subject, name, *(each for each in SCALED_FORMATS if each in among))

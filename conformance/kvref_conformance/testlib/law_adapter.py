@@ -1,4 +1,4 @@
-"""Checks of counters after invalid calls: a counter is never negative and never exceeds its maximum."""
+"""The interface through which the laws use a family, and assertions about what they observe."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -262,6 +262,6 @@ def fill_stream(stream: LawAdapter, count: int = MANY_TOKENS) -> tuple[LawAdapte
 
 
 def assert_same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> None:
-    """Raise ClauseViolation unless two results of `LawAdapter.observe` are equal."""
+    """Raise ClauseViolation unless two observations of a stream are equal."""
     for name in want:
         (assert_same if name in ("keys", "values") else assert_equal)(got[name], want[name], f"{name} {when}")

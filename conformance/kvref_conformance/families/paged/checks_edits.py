@@ -55,7 +55,7 @@ def truncate_leaves_the_tokens_before_the_new_end(subject: Subject) -> None:
 
 
 @check("EDIT-02a", "paged")
-def truncate_past_the_end_raises(subject: Subject) -> None:
+def truncate_past_the_shortest_layer_raises(subject: Subject) -> None:
     session = small_session(subject, sequences=1)
     sequence = session.create(session.size + 2, session.size + 1)
     before, shortest = session.blocks(), session.length(sequence, session.layers[-1])
