@@ -145,7 +145,7 @@ def test_what_is_forgotten_ends_whole(wrapper):
 def test_after_garbage_the_next_conversation_is_clean():
     program = load_implementation(f"exec:{PROGRAM} chatter 1")
     for _ in range(3):
-        program.begin()
+        program.send_hello()
         assert program.call("blocks.new", None, {"num_blocks": 2}) == (1, ObjectReference(1))
         assert program.call("blocks.allocate", 1, {})[1] == 0
         with pytest.raises(ProcessDeath, match="expected a line of JSON, got 'and another thing'"):
@@ -159,9 +159,9 @@ def test_a_program_that_hangs_at_hello_again_does_not_take_the_day(monkeypatch):
     monkeypatch.setattr(json_client, "START_TIMEOUT", 2.0)
     program = load_implementation(f"exec:{PROGRAM} hello-hangs-again")
     for patience in ("2 s", "1 s"):
-        program.begin()  # a new process, which replies
+        program.send_hello()  # a new process, which replies
         program.call("blocks.new", None, {"num_blocks": 2})
-        program.begin()
+        program.send_hello()
         with pytest.raises(
             ProcessDeath, match=f"hello: expected a reply within {patience}, got none: the call was still running"
         ):
