@@ -82,7 +82,9 @@ class ChannelsLawAdapter(LawAdapter):
 
     def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
         residual = tokens + -tokens % 32
-        yield self.new_cache(residual=residual, max_tokens=2 * residual)
+        stream = self.new_cache(residual=residual, max_tokens=2 * residual)
+        if stream.config["residual"] > tokens:  # otherwise tokens are quantized, and truncate may raise NotTruncatable
+            yield stream
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"max_tokens": tokens}

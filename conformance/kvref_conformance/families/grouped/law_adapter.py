@@ -105,7 +105,9 @@ class GroupedLawAdapter(LawAdapter):
             yield "drop", (sequence,)
 
     def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
-        yield self.with_room(tokens, window=tokens + 1)
+        stream = self.with_room(tokens, window=tokens + 1)
+        if stream.config["window"] > tokens:  # otherwise blocks are freed, and truncate may raise NotTruncatable
+            yield stream
 
     def truncate_arguments(self, length: int) -> tuple[int, ...]:
         return self.sequence, length

@@ -182,8 +182,8 @@ class TableModel(ReferenceModel):
     ) -> Expectation:  # fmt: skip
         """Expects an operation that gives sequences at least `needed` entries and copies shared blocks at `places`.
 
-        did: the name of the operation for `clause_of`. change: applied on success. nan: NonFinite is permitted. short: the clause of
-        OutOfBlocks.
+        did: the name of the operation for `clause_of`. change: applied on success. nan: NonFinite is permitted. short: the clause
+        of OutOfBlocks.
         """
 
         def ways(held: OwnershipState) -> Iterable[Alternative]:
