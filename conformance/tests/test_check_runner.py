@@ -45,6 +45,11 @@ def test_a_check_of_no_clause_is_an_error():
         validate_checks([*all_checks(), Check("PAGED-99", "paged", stray)])
 
 
+def test_two_checks_of_a_clause_have_different_names():
+    with pytest.raises(CheckError, match=r"checks of one clause with the same name: BUF-07 '.* \(buffers\)'"):
+        validate_checks([*all_checks(), next(check for check in all_checks() if check.clause == "BUF-07" and check.run)])
+
+
 def test_a_clause_without_a_check_is_an_error():
     with pytest.raises(CheckError, match="clauses without a check: BUF-07"):
         validate_checks([check for check in all_checks() if check.clause != "BUF-07"])

@@ -6,9 +6,12 @@ import pytest
 import kvref
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.testlib.fixtures import random_pair
-from kvref_conformance.testlib.session import Session
+from kvref_conformance.testlib.registry import all_checks
+from kvref_conformance.testlib.session import JudgedCalls, Session
 
 
 class LosesKeys(kvref.ContiguousCache):
@@ -95,3 +98,23 @@ def test_calls_that_no_model_covers_are_not_judged():
     del session.subject.judged.runner.models[unjudged.id]
     keys, _ = unjudged.read()
     assert keys.shape[2] == 0
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_models_cover_every_call_of_every_session(monkeypatch):
+    """Except in two checks at production sizes, for which the model of the prefix cache is too slow."""
+    uncovered = []
+
+    class CountedCalls(JudgedCalls):
+        def _expect(self, subject, exchange):
+            super()._expect(subject, exchange)
+            if self._expected is None:
+                uncovered.append((subject.clause, exchange.request.op.partition(".")[0]))
+
+    monkeypatch.setattr("kvref_conformance.testlib.session.JudgedCalls", CountedCalls)
+    judge = CheckRunner(load_implementation("numpy"))
+    for check in all_checks():
+        if check.run:
+            judge.judge_check(check)
+    assert set(uncovered) == {("LAW-18", "prefix")}

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -190,7 +191,12 @@ def new_adapter(project: str, family: str) -> str:
     operations = [each for each in vars(record.protocol) if not each.startswith("_") and callable(getattr(record.protocol, each))]
     values = {"project": project, "name": name, "family": family, "Project": project.title().replace("_", "")}
     changes = Changes()
-    changes.write(f"{folder}/adapter.py", "adapter/adapter.py", operations=", ".join(operations), **values)
+    changes.write(
+        f"{folder}/adapter.py",
+        "adapter/adapter.py",
+        operations=fill(", ".join(operations), 120, subsequent_indent=" " * 4),
+        **values,
+    )
     changes.write(f"{folder}/findings.md", "adapter/findings.md", **values)
     changes.write(f"{folder}/install.txt", "adapter/install.txt", **values)
     entry = f'{name} = "kvref_adapters.{project}.adapter:{values["Project"]}"\n'

@@ -7,6 +7,7 @@ families.
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
@@ -141,8 +142,11 @@ def _register(clause: str, family: str, run: Callable[..., None], of_family: Run
 
 
 def validate_checks(checks: list[Check]) -> None:
-    """Raise CheckError unless each check names a clause, and each clause and lettered requirement has a check."""
+    """Raise CheckError unless names are unique, checks name clauses, and each clause and lettered requirement has a check."""
     known = all_clauses()
+    named = Counter((each.clause, each.name) for each in checks if each.run)
+    if repeated := [f"{clause} {name!r}" for (clause, name), count in named.items() if count > 1]:
+        raise CheckError(f"checks of one clause with the same name: {', '.join(repeated)}")
     cited: dict[str, set[str]] = {}
     for each in checks:
         if each.clause not in known:

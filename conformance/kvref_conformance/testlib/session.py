@@ -1,8 +1,8 @@
 """The session of a check: the calls that it makes, each judged by the family's model, and looks at what its objects contain.
 
 A check calls the object of its `Session` as usual. The model predicts each reply, so that the check needs no copy of what the
-object must contain. Each clause also has a check that compares with a value that the check itself computes or states, because
-the model could be wrong.
+object must contain. Let one check of each clause also compare with a value that it computes or states itself, because the model
+could be wrong.
 """
 
 from collections.abc import Callable
@@ -47,8 +47,9 @@ class JudgedCalls(CheckedSession):
         try:
             super()._expect(subject, exchange)
         except UnknownObject as unknown:
-            if isinstance(unknown.__cause__, AttributeError) and hasattr(self.runner.models.get(request.on or 0), request.name):
-                raise  # a mistake in the model
+            model = self.runner.models.get(request.on or 0)
+            if hasattr(model, request.name) and not isinstance(unknown.__cause__, ValueError):
+                raise  # a mistake in the model: it raises ValueError for calls that it does not cover
             if request.on is not None:
                 self.uncovered[request.on] = request.op
 

@@ -180,9 +180,11 @@ def append_to_a_full_cache_raises(subject: Subject) -> None:
 @check("CONTIG-06b", "contiguous")
 def append_of_too_many_tokens_changes_nothing(subject: Subject) -> None:
     session = ContiguousFixture(subject, 2)
+    before = session.cache.read()
     with raises("CapacityExceeded"):
         session.append(session.model.most - 1)
     session.look("seq_len", "capacity", "read")
+    assert_pair(session.cache.read(), before, "2 tokens after a rejected append")
 
 
 @check("CONTIG-07b", "contiguous")
@@ -258,6 +260,7 @@ def advance_past_the_capacity_raises(subject: Subject) -> None:
     with raises("CapacityExceeded"):
         session.cache.advance(session.cache.capacity - 1)
     session.look()
+    assert_equal(session.cache.seq_len, 2, "length after a rejected advance")
 
 
 @check("CONTIG-10c", "contiguous")
@@ -266,6 +269,7 @@ def advance_by_a_negative_number_raises(subject: Subject) -> None:
     with raises("PositionOutOfRange"):
         session.cache.advance(-1)
     session.look()
+    assert_equal(session.cache.seq_len, 2, "length after a rejected advance")
 
 
 @check("CONTIG-11a", "contiguous")
@@ -485,12 +489,13 @@ def write_into_the_buffer_of_a_row_leaves_its_copies(subject: Subject) -> None:
 @check("EDIT-09", "contiguous")
 def reorder_with_an_unknown_row_raises(subject: Subject) -> None:
     session = ContiguousFixture(subject, 4, batch_size=3)
-    batch = session.model.sizes[0]
+    batch, before = session.model.sizes[0], session.cache.read()
     for row in subject.integers(-1, -batch, batch, batch + 1):
         for order in ([row, *range(1, batch)], [*range(1, batch), row], [row] * batch):
             with raises("RowOutOfRange"):
                 session.cache.reorder(order)
             session.look()
+            assert_pair(session.cache.read(), before, "tokens after a rejected reorder")
 
 
 # Checks of LAW-20 for this family.

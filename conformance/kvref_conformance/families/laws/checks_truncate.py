@@ -85,6 +85,8 @@ def truncate_works_at_any_length(stream: LawAdapter) -> None:
         long = FilledStream(cache)
         drafts = FilledStream(cache, 1, long.written)
         ends = power_of_two_edges(affordable_tokens(stream.subject, min(long.room, 600), 2) - 5)
+        if not ends:
+            raise NotOffered(f"room for 20 tokens, where its limits leave {long.room}")
         for end in ends:
             long.fill_to(end)
             drafts.count = end

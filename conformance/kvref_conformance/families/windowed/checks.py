@@ -162,6 +162,50 @@ def scaled_steps(session: WindowedFixture, counts: tuple[int, ...]) -> list[int]
     return [session.subject.size("tokens", each) for each in scaled]
 
 
+def assert_views_by_definition(subject: Subject, **sizes: int) -> None:
+    """Steps over a cache of these sizes, and compares with attention over positions that are listed here, without the model."""
+    session = WindowedFixture(subject, **sizes)
+    require_sizes(session.cache, **dict.fromkeys(sizes, 1))
+    window, sinks, chunk = (session.config[name] for name in ("window", "sinks", "chunk"))
+
+    def is_visible(past: int, position: int) -> bool:
+        in_window = position - past < window and (not chunk or past // chunk == position // chunk)
+        return past < sinks or in_window
+
+    counts = scaled_steps(session, (1, 3, 1, 6, 1, 9, 2))
+    (keys, values), (query, scale) = session.random(sum(counts)), session.query(sum(counts))
+    for start, count in zip(np.cumsum([0, *counts]), counts, strict=False):
+        stop = start + count
+        got = session.cache.step(query[start:stop], keys[start:stop], values[start:stop], scale)
+        views = [np.array([past for past in range(at + 1) if is_visible(past, at)]) for at in range(start, stop)]
+        want, bound = expected_attention(subject, query[start:stop], keys[:stop], values[:stop], scale=scale, views=views)
+        assert_within(got, want, bound, f"attention of the queries at positions {start} to {stop - 1}")
+    if not chunk:
+        last = [past for past in range(stop) if past < sinks or stop - past < window]
+        assert_pair(session.cache.read(last), (keys[last], values[last]), "the tokens that the next query sees")
+
+
+@check("WIN-02a", "windowed")
+@check("WIN-01", "windowed")
+def step_attends_over_the_last_positions(subject: Subject) -> None:
+    assert_views_by_definition(subject)
+
+
+@check("WIN-05ab", "windowed")
+def step_attends_over_the_first_and_the_last_positions(subject: Subject) -> None:
+    assert_views_by_definition(subject, sinks=2)
+
+
+@check("WIN-07", "windowed")
+def step_attends_over_positions_of_its_chunk(subject: Subject) -> None:
+    assert_views_by_definition(subject, chunk=4, window=4)
+
+
+@check("WIN-03a", "windowed")
+def read_returns_the_appended_tokens(subject: Subject) -> None:
+    assert_views_by_definition(subject)
+
+
 @check("WIN-01", "windowed")
 def step_attends_over_the_window(subject: Subject) -> None:
     for window in dict.fromkeys(subject.size("window", each) for each in (7, 1, 2, 4)):
