@@ -60,7 +60,7 @@ class _InterruptBlock:
 
 
 def defer_interrupts() -> _InterruptBlock:
-    """A block inside which Ctrl-C is deferred until `raise_if_interrupted` or a `allow_interrupts` block."""
+    """A block inside which Ctrl-C is deferred until `raise_if_interrupted` or an `allow_interrupts` block."""
     return _InterruptBlock(waits=True)
 
 

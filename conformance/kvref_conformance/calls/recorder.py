@@ -67,7 +67,7 @@ def require_writable(array: Any, what: str) -> None:
 class CallRecorder(ABC):
     """The calls of one call trace. It makes each call, passes it to the watchers and listeners, and records it.
 
-    conversation: the recorded calls. objects: the implementation's objects, by the id of the request that made them; configs:
+    call_trace: the recorded calls. objects: the implementation's objects, by the id of the request that made them; configs:
     their sizes. watchers see each request before the call, listeners each reply after it. modified_argument: set if an operation
     modified an argument. by_value: whether arrays are copied on the way, as through a pipe.
     """

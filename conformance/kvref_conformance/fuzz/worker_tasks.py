@@ -1,7 +1,7 @@
 """The tasks of a worker process: functions that take the worker's judge and return a result to the main process.
 
-The worker runs the implementation in another process (`judging.isolated`). If that process ends or hangs, the worker reports it.
-If the worker is killed, that process finds its pipe closed and ends too.
+The worker runs the implementation in another process (`runner.subprocess_runner`). If that process ends or hangs, the worker
+reports it. If the worker is killed, that process finds its pipe closed and ends too.
 """
 
 import threading

@@ -36,8 +36,9 @@ class SavedState:
 
 
 class SerializableModel(ReferenceModel):
-    """A model of an object that can be saved and loaded. `moved` maps saved bytes to their content, for all objects of a trace.
+    """A model of an object that can be saved and loaded.
 
+    `saved_states` maps saved bytes to their content, for all objects of a trace.
     room_errors: the errors of an object without room, which it may also raise for data that is invalid.
     """
 

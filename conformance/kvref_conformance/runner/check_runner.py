@@ -61,7 +61,7 @@ class Failure:
 
 
 class RunEnded(Exception):
-    """The process of an implementation ended, or hangs permanently. conversation: the calls up to then."""
+    """The process of an implementation ended, or hangs permanently. call_trace: the calls up to then."""
 
     def __init__(self, call_trace: list[Exchange], broken: CallTimeout) -> None:
         super().__init__(str(broken))
@@ -270,7 +270,7 @@ def used_derivations(subject: Subject) -> list[str]:
 def diagnose_cause(judge: CheckRunner, family: str, call_trace: list[Exchange], again: bool) -> str:
     """The likely cause of a failure, as a sentence; "" if the family cannot determine one.
 
-    conversation: the calls that show the failure. again: whether a replay reproduces it.
+    call_trace: the calls that show the failure. again: whether a replay reproduces it.
     """
     part = all_families()[family].part("diagnosis")
     with memory_limit(), np.errstate(all="ignore"):

@@ -35,7 +35,7 @@ MAX_TRIED_ROWS = 4096  # requests with more numbers than this are not simplified
 class ReplayResult(NamedTuple):
     """The result of a replay.
 
-    conversation: the calls that were made. violation: the failure of the last call, if any. last_index: the index of the last
+    call_trace: the calls that were made. violation: the failure of the last call, if any. last_index: the index of the last
     request that was made. missing: reasons of requests that were left out because they are not offered.
     """
 

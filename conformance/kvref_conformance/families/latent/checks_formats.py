@@ -80,7 +80,7 @@ def truncate_and_clear_remove_codes_and_scales(subject: Subject) -> None:
 
 
 def assert_records(subject: Subject, cache: ObjectProxy, pair: Pair, when: str) -> None:
-    """Raises ClauseViolation unless `assert_read` returns the values of the records, and at level exact the bytes of the
+    """Raises ClauseViolation unless `read` returns the values of the records, and at level exact the bytes of the
     records are right.
     """
     dtype, widths = cache.config["dtype"], (cache.config["rank"], cache.config["rope_dim"])

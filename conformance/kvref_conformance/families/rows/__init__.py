@@ -1,4 +1,4 @@
-"""The family `counting_rows`: quantizing rows of numbers, and reading them back."""
+"""The family `rows`: quantizing rows of numbers, and reading them back."""
 
 from math import isfinite
 from typing import Protocol
