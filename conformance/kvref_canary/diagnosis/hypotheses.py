@@ -31,7 +31,7 @@ SHIFTED_KINDS = ("own", "another", "earlier occupant")  # kinds whose keys may b
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """worth: bits of wrong digits predicted, minus the bits to describe the explanation, minus VAGUE per unpredicted token.
+    """worth: bits of wrong digits predicted, minus the bits to describe the explanation, minus VAGUE_COST per unpredicted token.
 
     naming_cost: bits of wrong digits predicted, minus the bits to describe which request they belong to.
     """

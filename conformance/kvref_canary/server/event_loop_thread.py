@@ -20,7 +20,7 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], tell: Callable[[], None] = lambda: None) -> T:
-        """Run `work` to its end, with its result or error. An interrupt cancels it. tell: called every TELL seconds."""
+        """Run `work` to its end, with its result or error. An interrupt cancels it. tell: called every REPORT_INTERVAL s."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while not wait([future], REPORT_INTERVAL).done:

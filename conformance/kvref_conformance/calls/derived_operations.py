@@ -53,7 +53,7 @@ def derivations(op: str) -> tuple[DerivedOperation, ...]:
 def call_in_order(calls: Iterable[Callable[[], Any]]) -> list[Any]:
     """Make the calls in order, and return their results. If a call raises, the error is raised and the rest are not made.
 
-    Earlier calls cannot be undone. Unless the first call raised, the error is therefore marked with IN_PARTS.
+    Earlier calls cannot be undone. Unless the first call raised, the error is therefore marked with SPLIT_MARK.
     """
     results = list[Any]()
     for number, call in enumerate(calls):
@@ -69,7 +69,7 @@ def call_in_order(calls: Iterable[Callable[[], Any]]) -> list[Any]:
 
 
 def require_unsplit_error(error: Exception) -> None:
-    """Raise NotOffered if the error is marked with IN_PARTS. For checks that a call that raises changes nothing."""
+    """Raise NotOffered if the error is marked with SPLIT_MARK. For checks that a call that raises changes nothing."""
     if SPLIT_MARK in vars(error):
         raise NotOffered(
             f"an error that changes nothing, in an operation derived from several calls ({type(error).__name__})"

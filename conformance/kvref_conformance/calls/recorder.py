@@ -43,7 +43,7 @@ FORMAT_ARRAYS = (
     "zero",
 )  # the arguments that are results of an earlier call, and are passed back without a cast
 MAX_RECORDED_BYTES = 2**24  # a larger array is not stored in the call trace
-MAX_RECORDED_TOTAL = 2**28  # bytes of arrays in a call trace; beyond, only arrays of at most SHOWN_VALUES are stored
+MAX_RECORDED_TOTAL = 2**28  # bytes of arrays in a call trace; beyond, only arrays of at most MAX_ARRAY_VALUES are stored
 
 
 class OwnArray:

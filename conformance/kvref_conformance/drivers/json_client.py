@@ -25,7 +25,7 @@ from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.traces.json_codec import NotSerializable, from_wire, to_wire
 
 PROTOCOL = 1
-START_TIMEOUT = 30.0  # seconds until the reply to "hello"; ONCE_HUNG after it was late once
+START_TIMEOUT = 30.0  # seconds until the reply to "hello"; TIMEOUT_AFTER_HANG after it was late once
 
 
 class HelloError(Exception):

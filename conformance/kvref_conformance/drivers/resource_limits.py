@@ -52,7 +52,7 @@ class time_limit:
     the generator and leave it suspended.
 
     Installing and restoring the timer takes as long as a short call. Only the outermost block does it; nested blocks only set
-    the time of the alarm. Code that makes many calls is therefore surrounded by a block of BOUNDLESS seconds.
+    the time of the alarm. Code that makes many calls is therefore surrounded by a block of NO_TIMEOUT seconds.
     """
 
     _innermost: "time_limit | None" = None

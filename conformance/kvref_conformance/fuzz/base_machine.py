@@ -143,7 +143,7 @@ def damage_saved_data(data: NDArray, damage: int) -> NDArray:
 
 
 def clip_index(index: int, stop: int) -> int:
-    """Map any index to [0, stop); LAST to `stop`, which is out of range; if stop is 0, to -1."""
+    """Map any index to [0, stop); LAST_INDEX to `stop`, which is out of range; if stop is 0, to -1."""
     return stop if index == LAST_INDEX else index % stop if stop else -1
 
 

@@ -12,7 +12,7 @@ from kvref_conformance.fuzz.work_unit import USUAL_BYTES, Kind, Transition, Unit
 UNITS_PER_TURN = 4  # call sequences per turn (per task of a worker), which take about half a second
 UNITS_IN_FIRST_TURN = 2  # call sequences in the first turn of each family; all families have one before any has a second
 CHECK_EVERY, SOAK_EVERY = 3, 24  # every 3rd turn runs checks, every 24th a soak
-CHECKS_PER_TURN = 16  # checks per turn, until all checks of the family have run once; then TURN
+CHECKS_PER_TURN = 16  # checks per turn, until all checks of the family have run once; then UNITS_PER_TURN
 MIN_WEIGHT = 0.2  # minimum weight of a family, also if it no longer reaches new states
 DECAY = 0.98  # the factor by which the weight of a family decays with each of its call sequences
 NEIGHBOR_SHARE = 0.5  # the share of seeds that are neighbors of a seed that reached something new

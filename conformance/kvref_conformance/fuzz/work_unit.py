@@ -38,7 +38,7 @@ def neighbor_seed(seed: str, at: int, other: int) -> str:
 
 
 def seed_bytes(seed: str) -> bytes:
-    """The LENGTH bytes of a seed of kind "calls". Raises ValueError if it is malformed."""
+    """The SEED_BYTES bytes of a seed of kind "calls". Raises ValueError if it is malformed."""
     first, *parts = seed.split("+")
     found = _random_bytes(int(first))
     for part in parts:

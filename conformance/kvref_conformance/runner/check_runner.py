@@ -288,7 +288,7 @@ def _raised_at(call_trace: list[Exchange], violation: ClauseViolation) -> str:
 
 
 def shorten_calls(calls: list[str]) -> list[str]:
-    """The first call, which makes the object, and the last calls before the failure; at most SHOWN_CALLS lines."""
+    """The first call, which makes the object, and the last calls before the failure; at most MAX_SHOWN_CALLS lines."""
     if len(calls) <= MAX_SHOWN_CALLS:
         return calls
     last = calls[2 - MAX_SHOWN_CALLS :]

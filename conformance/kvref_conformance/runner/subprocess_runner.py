@@ -1,6 +1,6 @@
 """Isolated judging: the checks run in a child process, so that a crash or a permanent hang costs one check, not the run.
 
-The child (`isolated_child`) writes each request to a journal before it makes the call. If the child hangs or ends, the parent
+The child (`subprocess_worker`) writes each request to a journal before it makes the call. If the child hangs or ends, the parent
 reads from the journal which call was last, reports the failure, and starts another child for the remaining checks.
 """
 

@@ -47,7 +47,7 @@ class TimelinePoint:
 
 @dataclass
 class Timeline:
-    """Moments of `width` seconds each. If there are more than POINTS, each two neighbors are joined."""
+    """Moments of `width` seconds each. If there are more than MAX_POINTS, each two neighbors are joined."""
 
     width: float = 1.0
     moments: list[TimelinePoint] = field(default_factory=list)

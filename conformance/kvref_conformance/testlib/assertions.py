@@ -19,11 +19,9 @@ from kvref_conformance.oracle.formats.hadamard_rotation import block_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.formats.small_floats import round_to
 
-LOUD_FACTOR, LOUDER_FACTOR = (
-    2.0,
-    4.0,
-)  # key values: for the visible tokens at the ends of a range, and for the hidden tokens just past them
-LOUD_SCALE = 40.0  # the softmax scale at which a LOUD token dominates all others, and a LOUDER one dominates LOUD ones
+# Key values: for the visible tokens at the ends of a range, and for the hidden tokens just past them.
+LOUD_FACTOR, LOUDER_FACTOR = 2.0, 4.0
+LOUD_SCALE = 40.0  # the softmax scale at which a key of LOUD_FACTOR dominates all others, and LOUDER_FACTOR dominates it
 
 
 def normal_rows(subject: Subject, *shape: int) -> NDArray:
@@ -53,8 +51,8 @@ def keys_loud_at_view_ends(count: int, heads: int, dim: int, views: Sequence[NDA
     """Keys float32 [count, heads, dim] for which attention changes clearly if a view has one token too many or too few.
 
     views: arrays of the positions that a query must see. Element i of the keys is for view i: the query for it is 1 at element i
-    and 0 elsewhere (`one_hot_queries`), at LOUD_SCALE. Visible tokens next to a hidden one have LOUD there, and the hidden
-    neighbors LOUDER. If a hidden neighbor is visible by mistake, it dominates the output.
+    and 0 elsewhere (`one_hot_queries`), at LOUD_SCALE. Visible tokens next to a hidden one have LOUD_FACTOR there, the hidden
+    neighbors LOUDER_FACTOR. If a hidden neighbor is visible by mistake, it dominates the output.
     """
     keys = np.zeros((count, heads, dim), np.float32)
     for element, view in enumerate(views):

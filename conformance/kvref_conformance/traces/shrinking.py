@@ -207,7 +207,7 @@ def _with_fewer_tokens(request: CallRequest) -> Iterator[CallRequest]:
 
 
 def _smaller_counts(count: int) -> Iterator[int]:
-    """Numbers of tokens below `count`, in increasing order: all up to EACH, then powers of two and their neighbors."""
+    """Numbers of tokens below `count`, in increasing order: all up to SMALL_COUNT, then powers of two and their neighbors."""
     yield from range(1, min(count, SMALL_COUNT + 1))
     for power in (2**exponent for exponent in range(5, count.bit_length() + 1)):
         yield from (each for each in (power - 1, power, power + 1) if each < count)

@@ -33,7 +33,7 @@ class EngineStateMachine(FamilyStateMachine):
         return model
 
     def session(self, index: int) -> int:
-        """An existing session, or an unknown one for LAST or if no session exists."""
+        """An existing session, or an unknown one for LAST_INDEX or if no session exists."""
         session = choose_one(self.model.sessions, index)
         return 1000 if session is None or index == LAST_INDEX else session
 

@@ -64,7 +64,7 @@ class GroupedStateMachine(FamilyStateMachine):
         return found
 
     def sequence(self, which: int) -> int:
-        """Returns the id of a live sequence for any index, or for LAST an unknown id."""
+        """Returns the id of a live sequence for any index, or for LAST_INDEX an unknown id."""
         found = None if which == LAST_INDEX else choose_one(self.known.lengths, which)
         return max(self.known.ids, default=0) + 1 if found is None else found
 

@@ -35,7 +35,7 @@ class ShardedStateMachine(FamilyStateMachine):
         return model
 
     def rank(self, which: int) -> int:
-        """An existing rank for any index, or for LAST one that does not exist."""
+        """An existing rank for any index, or for LAST_INDEX one that does not exist."""
         return len(self.model.ranks) if which == LAST_INDEX else which % len(self.model.ranks)
 
     @precondition(lambda self: self.objects)

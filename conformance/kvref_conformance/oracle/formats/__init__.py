@@ -39,7 +39,7 @@ def describe_formats(names: Collection[str]) -> str:
 
 
 def includes_format(formats: Collection[str], name: str) -> bool:
-    """Whether `formats` contains the format, or all formats that it consists of (MADE_OF)."""
+    """Whether `formats` contains the format, or all formats that it consists of (COMPONENT_FORMATS)."""
     return all(each in formats for each in COMPONENT_FORMATS.get(name, (name,)))
 
 
