@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvref_conformance.calls.messages import CallRequest, Exchange
+from kvref_conformance.calls.messages import CallRequest, Exchange, ReplyReference
 from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.traces.shrinking import ReplayResult, shrink_trace
 
@@ -35,3 +35,22 @@ def test_an_array_with_too_few_axes_stays_as_it_is_while_the_other_gets_fewer_to
 
     ((smallest,), _) = shrink_trace(call_trace, "LAW-01", holding)
     assert [smallest.request.args[name].shape for name in ("keys", "values")] == [(1, 1, 1), (4, 1)]
+
+
+@pytest.mark.parametrize("needs_fork", [True, False])
+def test_a_fork_is_replaced_by_its_original_if_the_original_fails_too(needs_fork):
+    """`drop` of a fork needs the fork, so removing calls alone cannot remove it."""
+    new = CallRequest(1, "paged.new", None, {})
+    create = CallRequest(2, "paged.create", 1, {})
+    fork = CallRequest(3, "paged.fork", 1, {"sequence": ReplyReference(2)})
+    drop = CallRequest(4, "paged.drop", 1, {"sequence": ReplyReference(3)})
+
+    def holding(requests):
+        fails = requests[:2] == [new, create] and drop.op == requests[-1].op and (not needs_fork or fork in requests)
+        return ReplayResult(
+            [Exchange(request) for request in requests], ClauseViolation("", "", "", "PAGED-07") if fails else None
+        )
+
+    smallest, _ = shrink_trace([Exchange(each) for each in (new, create, fork, drop)], "PAGED-07", holding)
+    dropped = CallRequest(4, "paged.drop", 1, {"sequence": ReplyReference(2)})
+    assert [each.request for each in smallest] == ([new, create, fork, drop] if needs_fork else [new, create, dropped])

@@ -38,9 +38,11 @@ def require_within_limits(subject: Subject, request: CallRequest, args: dict[str
             and (beyond := limits.exceeded_sizes(family.name, args))
         ):
             raise NotOffered(beyond)
-    elif request.name == "create":
-        most, made = limits.limit(family.name, "sequences").most, Counter(each.request.name for each in subject.call_trace)
-        if most is not None and made["create"] - made["drop"] >= most:
+    elif family.gives.get(request.name) == "sequence":
+        most = limits.limit(family.name, "sequences").most
+        returned = Counter(each.request.name for each in subject.call_trace if each.reply and not each.reply.error)
+        begun = sum(count for name, count in returned.items() if family.gives.get(name) == "sequence")
+        if most is not None and begun - returned["drop"] >= most:
             raise NotOffered(f"sequences {most + 1}, where its limits say at most {most}")
     elif not family.small:  # the family has no objects with sizes; only its arguments have sizes
         arrays = [each for each in args.values() if isinstance(each, np.ndarray) and each.dtype.kind == "f" and each.ndim > 1]

@@ -1,7 +1,7 @@
 """The shrinker: reduces a failing call trace to a minimal reproducer, and the replay of recorded requests that it uses.
 
-It removes calls, then rows and tokens, then replaces numbers by small integers, as long as the clause still breaks. It stops
-after SECONDS, because a replay at production sizes takes about a second.
+It removes calls, uses fewer sequences, then removes rows and tokens, then replaces numbers by small integers, as long as the
+clause still breaks. It stops after SHRINK_SECONDS, because a replay at production sizes takes about a second.
 """
 
 import time
@@ -16,8 +16,10 @@ from kvref_conformance.calls.messages import (
     CallRequest,
     Exchange,
     ObjectReference,
+    ReplyReference,
     referenced_ids,
     resolve_references,
+    result_names,
 )
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
@@ -132,6 +134,8 @@ def shrink_trace(
             if len(shorter) < len(requests) and attempt(shorter):
                 requests = shorter
         size //= 2
+    while merged := next(filter(attempt, _with_one_result_less(requests)), None):
+        requests = merged
 
     def simplified(index: int, simpler: Iterator[CallRequest]) -> bool:
         """Replace a request by the first simpler one that still breaks the clause. Returns whether there is one."""
@@ -164,6 +168,29 @@ def _without_requests(requests: list[CallRequest], start: int, stop: int) -> lis
         else:
             kept.append(request)
     return kept
+
+
+def _with_one_result_less(requests: list[CallRequest]) -> Iterator[list[CallRequest]]:
+    """The requests without one that returned a sequence or a block, and with an older one of the same kind in its place.
+
+    So the failure of a fork is reduced to one of the original, where both fail.
+    """
+    for index, removed in enumerate(requests):
+        called = result_names().get(removed.op)
+        for older in requests[:index] if called else ():
+            if result_names().get(older.op) == called and older.on == removed.on:
+                there = {removed.id: ReplyReference(older.id)}
+                yield [
+                    replace(each, args={name: _replace_references(value, there) for name, value in each.args.items()})
+                    for each in requests
+                    if each is not removed
+                ]
+
+
+def _replace_references(value: Any, there: dict[int, ReplyReference]) -> Any:
+    if isinstance(value, list):
+        return [_replace_references(part, there) for part in value]
+    return there.get(value.id, value) if isinstance(value, ReplyReference) else value
 
 
 def _with_half_the_rows(request: CallRequest) -> Iterator[CallRequest]:

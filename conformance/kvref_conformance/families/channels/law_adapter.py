@@ -7,6 +7,7 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.formats.kivi import expected_reads
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.testlib.fixtures import different_size, random_pair, random_tokens
@@ -81,7 +82,8 @@ class ChannelsLawAdapter(LawAdapter):
         yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
 
     def truncatable(self, tokens: int = TRUNCATABLE) -> Iterator[LawAdapter]:
-        residual = tokens + -tokens % 32
+        group = group_of(self.config["format"])
+        residual = tokens + -tokens % group
         stream = self.new_cache(residual=residual, max_tokens=2 * residual)
         if stream.config["residual"] > tokens:  # otherwise tokens are quantized, and truncate may raise NotTruncatable
             yield stream

@@ -164,13 +164,13 @@ class PagedStateMachine(FamilyStateMachine):
     @rule(
         which=SEQUENCE,
         layer=ANY_INDEX,
-        who=st.sampled_from((0, 1, 2, 1, 3, 4)),
-        back=st.sampled_from((0, 1, 2, 4, 9)),
+        who=st.sampled_from((0, 1, 2, 3, 4, 5, 2, 4)),
+        back=st.sampled_from((0, 1, 2, 1, 4, 9)),
         count=TOKEN_COUNT,
         kind=row_kinds(),
     )
     def fork(self, which: int, layer: int, who: int, back: int, count: int, kind: str) -> None:
-        """Forks a sequence, if possible one with tokens, and continues with the child, the parent, or both."""
+        """Forks a sequence, if possible one with tokens, and continues with the child, the parent, or both, or drops both."""
         if len(self.model.sequences) >= min(4, self.subject.size("sequences", 99)):
             return
         sequence, layer = self.chosen(which, full=True), clip_index(layer, self.layers)
@@ -182,13 +182,21 @@ class PagedStateMachine(FamilyStateMachine):
             return
         one = child if who % 2 else sequence
         if who == 2:
+            if left := self.model.free % self.layers:  # reserve all other blocks: some copies fit, others do not
+                blocks = -(-self.shortest(sequence) // self.model.size) + (self.model.free - left) // self.layers
+                self.call("ensure_capacity", self.objects[0], sequence=sequence, num_tokens=blocks * self.model.size)
             keys, values = make_pair(self.source, (self.layers, 2, *self.shape), kind)
             self.call("append_step", self.objects[0], sequences=[child, sequence], keys=keys, values=values)
         elif who in (3, 4):
             self.cut(one, back, count, remove=who == 3)
+        elif who == 5:
+            self.call("drop", self.objects[0], sequence=sequence)
+            self.call("drop", self.objects[0], sequence=child)
         elif layer < self.layers:
             length = len(self.model.sequences[sequence][layer].tokens)
             self.put_into(one, layer, max(0, length - back * self.stride), count * self.stride, kind)
+
+    fork_more = fork
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)), count=st.sampled_from((1, 2, 3, 4, 0)), remove=st.booleans())
