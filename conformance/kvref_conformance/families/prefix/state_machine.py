@@ -81,15 +81,17 @@ class PrefixStateMachine(PagedStateMachine):
         """Serves a prompt as an engine does: begins it, writes the tokens after the hit, and commits all."""
         if len(self.prefix_model.sequences) > 2:
             self.call("drop", self.objects[0], sequence=self.sequence(branch))
-        tokens = prompt(branch, count * self.stride)
-        if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
-            sequence = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
-            if sequence is not None:
-                self.plans[sequence] = tokens
-                if fill:
-                    self.serve(sequence, len(tokens))
-                if drop and self.going:
-                    self.call("drop", self.objects[0], sequence=sequence)
+        tokens, begun = prompt(branch, count * self.stride), list[int]()
+        for _ in range(1 if fill or drop else 2):  # two requests with the same prompt begin before either is computed
+            if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
+                sequence = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+                if sequence is not None:
+                    self.plans[sequence] = tokens
+                    begun.append(sequence)
+        for sequence in begun if fill or not drop else ():
+            self.serve(sequence, len(tokens))
+        if drop and self.going and begun:
+            self.call("drop", self.objects[0], sequence=begun[0])
 
     begin_more = begin
 
