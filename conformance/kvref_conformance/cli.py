@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", metavar="FILE", help="file to write the results to, as JSON")
     check.add_argument("--junit", metavar="FILE", help="file to write the results to, as JUnit XML")
     check.add_argument("--xfails", metavar="FILE", help="file of the clauses that are expected to fail, one per line")
+    check.add_argument("--all", action="store_true", help="print every failure in full, not one per probable cause")
     check.add_argument("--update-xfails", action="store_true", help="write the clauses that fail now to the file of --xfails")
     check.add_argument(
         "--list",

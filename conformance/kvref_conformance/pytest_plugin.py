@@ -23,6 +23,7 @@ from kvref_conformance.runner.verdict import MIN_JUDGED_PERCENT
 
 if TYPE_CHECKING:
     from kvref_conformance.clauses import Clause
+    from kvref_conformance.results import CheckResult
     from kvref_conformance.runner.check_runner import CheckRunner
     from kvref_conformance.runner.verdict import RunVerdict
     from kvref_conformance.testlib.registry import Check
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 FAMILIES = Path(__file__).parent / "families"
 JUDGES_KEY = pytest.StashKey[dict[str, Any]]()
 RESULTS_KEY = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
-DEDUPLICATOR_KEY = pytest.StashKey[dict[str, Any]]()  # by the name of the implementation
+FACTORY_FAILURES_KEY = pytest.StashKey[dict[str, list[Any]]]()  # of factories that raise, by the name of the implementation
 CLAUSES_KEY = pytest.StashKey[dict[Path, list[Any]]]()  # the selected clauses with their checks, by the file of their first check
 
 
@@ -116,12 +117,15 @@ def _verdicts(config: pytest.Config) -> dict[str, RunVerdict]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the verdict of each implementation, one per line."""
-    from kvref_conformance.report.console import conclusion_text
+    from kvref_conformance.report.console import causes_text, conclusion_text
+    from kvref_conformance.runner.causes import probable_causes
 
     conclusions = _verdicts(config)
     if conclusions:
         terminalreporter.section("kvref")
     for name, conclusion in conclusions.items():
+        if causes := probable_causes(config.stash[RESULTS_KEY][name]):
+            terminalreporter.line(f"{name}: {causes_text(causes)}")
         terminalreporter.line(f"{name}: {conclusion_text(conclusion)}")
 
 
@@ -211,44 +215,51 @@ class ClauseItem(pytest.Item):
         return item
 
     def runtest(self) -> None:
-        from kvref_conformance.implementation_api import offers
-        from kvref_conformance.runner.check_runner import derivations_of_verdict, verdict_of
-        from kvref_conformance.traces.paths import save_all_traces, save_failure
+        from kvref_conformance.runner.check_runner import clause_result
+        from kvref_conformance.traces.paths import save_all_traces
 
         option = self.config.getoption
         outcomes = self.judge.judge_clause(self.checks)
-        saved = save_failure(outcomes, Path(option("--kvref-failures")), self.clause.id, self.implementation_name)
         if option("--kvref-traces"):
             save_all_traces(outcomes, Path(option("--kvref-traces")), self.clause.id, self.implementation_name)
-        verdict: str = verdict_of(outcomes)
-        missing = self.judge.missing(self.checks, outcomes)
-        if self.reason is not None:
-            verdict = {"failed": "xfailed", "passed": "xpassed"}.get(verdict, verdict)
-        self.result = {
-            "clause": self.clause.id,
-            "title": self.clause.title,
-            "chapter": self.clause.chapter,
-            "verdict": verdict,
-            "offered": any(offers(self.judge.implementation, check.family) for check in self.checks),
-            "missing": missing,
-            "through": derivations_of_verdict(self.checks, outcomes),
-            "reason": self.reason,
-            "shown": saved[0].check if saved else None,
-            "trace": str(saved[1]) if saved else None,
-            "checks": [{name: value for name, value in vars(outcome).items() if name != "trace"} for outcome in outcomes],
-        }
+        self.result = clause_result(self.judge, self.clause, self.checks, outcomes, self.reason)
+        self._save_failures(outcomes)
+        verdict = self.result["verdict"]
         if verdict in ("failed", "xfailed"):
             raise ClauseFailed
         if verdict not in ("passed", "xpassed"):
-            pytest.skip(f"{verdict}: {', '.join(missing)}")
+            pytest.skip(f"{verdict}: {', '.join(self.result['missing'])}")
+
+    def _save_failures(self, outcomes: list[CheckResult]) -> None:
+        """Write the traces of the shown failures. The first of them, the most direct, is the one that the result names."""
+        from kvref_conformance.runner.causes import FAILURE_KINDS, shown_failures
+        from kvref_conformance.traces.paths import save_failure
+
+        shown, folder = shown_failures(self.result), Path(self.config.getoption("--kvref-failures"))
+        for number in range(len(FAILURE_KINDS)):
+            there = [each for each in outcomes if number < len(shown) and each.check == shown[number].check["check"]]
+            clause = f"{self.clause.id}-{number + 1}" if number else self.clause.id
+            if saved := save_failure(there, folder, clause, self.implementation_name):
+                shown[number].check["trace"] = str(saved[1])
+        if shown:
+            self.result |= {"shown": shown[0].check["check"], "trace": shown[0].check["trace"]}
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        from kvref_conformance.report.console import FaultDeduplicator, failure_text
+        from kvref_conformance.report.console import failure_text
+        from kvref_conformance.runner.causes import shown_failures
 
         if not isinstance(excinfo.value, ClauseFailed):
             return super().repr_failure(excinfo, style)
-        told = self.config.stash.setdefault(DEDUPLICATOR_KEY, {}).setdefault(self.implementation_name, FaultDeduplicator())
-        return failure_text(self.result, _run_options(self.config, self.implementation_name), told)
+        failure, *others = shown_failures(self.result)
+        before = self.config.stash.setdefault(FACTORY_FAILURES_KEY, {}).setdefault(self.implementation_name, [])
+        if failure.evidence.shape[-1:] and failure.evidence.shape[-1].endswith(".new!"):
+            if same := next((each for each in before if failure.has_same_cause(each)), None):
+                return f"{self.clause.id} · {self.clause.title}: same failure as {same.clause}"
+            before.append(failure)
+        options = _run_options(self.config, self.implementation_name)
+        checks: Any = self.result["checks"]
+        found_by = [check["check"] for check in checks if check["verdict"] == "failed"]
+        return "\n\n".join(failure_text(each, options, found_by) for each in (failure, *others))
 
     def reportinfo(self) -> tuple[Path, int, str]:
         path, _, line = _first_function(self.clause, self.checks).source.rpartition(":")

@@ -18,18 +18,11 @@ from kvref_conformance.fuzz.seed_scheduler import (
     UNITS_PER_TURN,
     SeedScheduler,
 )
-from kvref_conformance.fuzz.work_unit import (
-    SEED_BYTES,
-    WorkUnit,
-    is_subsequence,
-    neighbor_seed,
-    seed_bytes,
-    shape_of,
-    shape_of_exchanges,
-)
+from kvref_conformance.fuzz.work_unit import SEED_BYTES, WorkUnit, neighbor_seed, seed_bytes
 from kvref_conformance.fuzz.worker_tasks import check_indices, run_unit, shrink_result
 from kvref_conformance.runner.options import Effort
 from kvref_conformance.runner.subprocess_runner import SubprocessRunner
+from kvref_conformance.traces.shape import is_subsequence, shape_of, shape_of_exchanges
 
 
 def test_a_neighbour_begins_alike_and_goes_on_differently():

@@ -18,15 +18,17 @@ from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import call_timeout, require_folder, required_name, selected_name
 from kvref_conformance.report.console import (
-    Result,
     print_conclusion,
     print_derived,
+    print_failures,
     print_interrupted,
     print_left_out,
     print_table,
 )
 from kvref_conformance.report.console_live import LiveReporter
 from kvref_conformance.report.json_file import write_json
+from kvref_conformance.report.junit import add_properties
+from kvref_conformance.results import Result
 from kvref_conformance.runner import expected_failures
 from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.options import Effort, RunOptions
@@ -60,10 +62,13 @@ def check(options: argparse.Namespace) -> int:
             results = _run_checks(options, run_options, judge, chosen, console.width)
     interrupted = len(results) < len(chosen)
     conclusion = overall_verdict(results, options.least_judged, interrupted)
+    print_failures(console, results, run_options, options.all)
     print_table(console, results, judge.implementation, interrupted)
     print_derived(console, results)
     if not interrupted:
         print_left_out(console, results)
+    if options.junit:
+        add_properties(Path(options.junit), results)
     if options.json:
         write_json(Path(options.json), judge.implementation, run_options, results, conclusion, interrupted)
     if interrupted:
@@ -138,9 +143,9 @@ def _run_checks(
     options: argparse.Namespace, run_options: RunOptions, judge: CheckRunner, chosen: dict[Clause, list[Check]], width: int
 ) -> list[Result]:
     """The results of all selected clauses, in the order of the specification; fewer if interrupted. Raises CannotRun."""
-    # Copies of the standard streams: pytest captures the originals, because the implementation may print to them.
-    with os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err, interrupts.defer_interrupts():
-        live = LiveReporter(Console(file=out, highlight=False, width=width), Console(file=err, width=width), run_options, judge)
+    # A copy of the standard error: pytest captures the original, because the implementation may print to it.
+    with os.fdopen(os.dup(2), "w") as err, interrupts.defer_interrupts():
+        live = LiveReporter(Console(file=err, highlight=False, width=width), run_options, judge)
         arguments = ["--pyargs", "kvref_conformance.families", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
         arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.pytest_plugin", "--noconftest"]
         arguments += [f"--kvref={options.name}", f"--kvref-clause={_clause_pattern(options)}", f"--kvref-seed={options.seed}"]
@@ -156,8 +161,6 @@ def _run_checks(
             code = pytest.main(arguments, plugins=[live])
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:
         raise CannotRun(f"pytest stopped with exit code {int(code)}")
-    if live.num_unread:
-        raise BrokenPipeError
     if live.trouble:
         raise CannotRun(live.trouble[0].strip().splitlines()[-1])
     order = {clause.id: number for number, clause in enumerate(chosen)}

@@ -13,7 +13,7 @@ from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.report.html import is_report, write_site
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.repro_script import make_script
-from kvref_conformance.report.results_model import ResultFile, list_changes
+from kvref_conformance.report.results_model import ResultFile, list_changes, list_still_failing
 from kvref_conformance.runner.options import Effort, RunOptions
 from kvref_conformance.runner.subprocess_runner import make_runner
 from kvref_conformance.traces.format import read_trace
@@ -76,11 +76,13 @@ def _result_files(path: Path) -> list[str]:
 
 
 def _print_changes(before: dict[str, ResultFile], now: dict[str, ResultFile]) -> None:
-    """A paragraph per implementation with changes, and one line that counts the others."""
+    """A paragraph per implementation with changes or failures, and one line that counts those without a change."""
     console, same = Console(highlight=False), 0
     for name, run in now.items():
         lines = list_changes(before[name], run) if name in before else [f"new: {run.summary}"]
         same += not lines
+        if still := list_still_failing(before[name], run) if name in before else []:
+            lines.append(f"still fails: {', '.join(still)}")
         if lines:
             console.print(Text("\n  ".join([name, *lines])), soft_wrap=True)
     console.print(Text(f"{same} of {len(now)} unchanged"))

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 import kvref
 from kvref_conformance.exceptions import CannotRun
-from kvref_conformance.fuzz.work_unit import KINDS, Kind, Shape, WorkUnit, seed_bytes
+from kvref_conformance.fuzz.work_unit import KINDS, Kind, WorkUnit, seed_bytes
 from kvref_conformance.traces.format import TraceError, parse_trace
 from kvref_conformance.traces.paths import implementation_path_name
+from kvref_conformance.traces.shape import Shape
 
 try:
     import fcntl

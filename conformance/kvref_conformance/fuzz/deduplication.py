@@ -1,7 +1,8 @@
 """The failures of a search. Each is shrunk once; later failures with the same clause and shape count as the same failure."""
 
 from kvref_conformance.fuzz.corpus import Corpus, KnownFailure
-from kvref_conformance.fuzz.work_unit import UnitFailure, UnitResult, is_subsequence, shape_of_exchanges
+from kvref_conformance.fuzz.work_unit import UnitFailure, UnitResult
+from kvref_conformance.traces.shape import is_subsequence, shape_of_exchanges
 
 MAX_SHAPES = 8  # maximum number of different failures per clause and family; further ones count as the first
 MAX_WAITING = 50  # maximum number of unshrunk failures that wait while another failure of their clause is shrunk

@@ -1,14 +1,13 @@
 """Units of work, (family, kind, seed), and the bytes that the seed of a call sequence stands for."""
 
-import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from kvref_conformance.calls.messages import Exchange
 from kvref_conformance.fuzz.findings import FuzzFailure
 from kvref_conformance.results import CheckResult
+from kvref_conformance.traces.shape import Shape
 
 Kind = Literal["calls", "check", "soak"]
 KINDS: tuple[Kind, ...] = "calls", "check", "soak"
@@ -53,10 +52,9 @@ def _random_bytes(seed: int) -> bytes:
     return random.Random(seed).randbytes(SEED_BYTES)
 
 
-# The result of a unit of work, and the shape by which equal failures are recognized.
+# The result of a unit of work.
 
 Transition = tuple[str, str, str]
-Shape = tuple[str, ...]  # the calls in order, as "paged.write", with a "!" if the call raised
 
 
 @dataclass(frozen=True)
@@ -86,27 +84,3 @@ class UnitResult:
     fuzz_failure: FuzzFailure | None = None
     derivations_used: Sequence[str] = field(default=())
     failure: UnitFailure | None = None
-
-
-def shape_of(trace: Sequence[str]) -> Shape:
-    """The shape of a trace: its calls and which of them raise, without their arguments."""
-    messages = [json.loads(line) for line in trace[1:]]
-    return tuple(
-        shape_entry(request["op"], "error" in reply.get("got", reply))
-        for request, reply in zip(messages[::2], messages[1::2], strict=True)
-    )
-
-
-def shape_of_exchanges(call_trace: Iterable[Exchange]) -> Shape:
-    """The shape of recorded calls, including quiet ones."""
-    return tuple(shape_entry(each.request.op, each.reply is not None and each.reply.error is not None) for each in call_trace)
-
-
-def shape_entry(op: str, raised: bool) -> str:
-    return f"{op}!" if raised else op
-
-
-def is_subsequence(short: Shape, long: Shape) -> bool:
-    """Whether `short` is a subsequence of `long`."""
-    left = iter(long)
-    return all(call in left for call in short)

@@ -15,7 +15,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.drivers.resource_limits import NO_TIMEOUT, memory_limit, time_limit
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.fuzz.findings import FuzzFailure, Search
-from kvref_conformance.fuzz.work_unit import Shape, UnitFailure, UnitResult, WorkUnit, seed_bytes, shape_of
+from kvref_conformance.fuzz.work_unit import UnitFailure, UnitResult, WorkUnit, seed_bytes
 from kvref_conformance.oracle.model_runner import ModelRunner, UnknownObject
 from kvref_conformance.results import CheckResult
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, RunEnded
@@ -26,6 +26,7 @@ from kvref_conformance.runner.subprocess_worker import run_check
 from kvref_conformance.soak.cache_soak import a_serving_workload, run_soak
 from kvref_conformance.testlib.registry import Check, all_checks
 from kvref_conformance.traces.format import parse_trace
+from kvref_conformance.traces.shape import Shape, shape_of
 from kvref_conformance.traces.shrinking import ReplayResult
 
 MAX_STEPS = 60  # maximum calls per call sequence

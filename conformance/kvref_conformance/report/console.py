@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -12,16 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from kvref_conformance.clauses import spec
+from kvref_conformance.results import Result
 from kvref_conformance.runner.capabilities import PRODUCTION_SIZES_CLAUSE, ClauseReach, CoveragePreview, OperationStatus
+from kvref_conformance.runner.causes import ProbableCause, ShownFailure, probable_causes
 from kvref_conformance.runner.options import RunOptions
 from kvref_conformance.runner.verdict import RunVerdict, is_counted, needs_missing_formats
 from kvref_conformance.testlib.registry import citation
 
-Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
 RARE_VERDICTS = ("xfailed", "xpassed", "not run")  # columns that are shown only if a clause has this verdict
 WHY_NOT_RUN = {"--slow": "needs gigabytes of memory", "--real": "takes seconds"}
-MAX_NAMED = 3  # clauses that are listed beside the reason why they are not offered
+MAX_NAMED = 3  # clauses or operations that are listed in one line
+MAX_SHOWN_CAUSES = 3  # causes of which a failure is printed in full
+MAX_SHOWN_OTHERS = 6  # further clauses of a cause that have a line of their own
 STYLES = {
     "conformant": "bold green",
     "not conformant": "bold red",
@@ -30,40 +33,26 @@ STYLES = {
 }
 
 
-class FaultDeduplicator:
-    """The failures printed so far of factories that raise: each clause of the family fails in the same way."""
-
-    def __init__(self) -> None:
-        self._by_fault: dict[tuple[str, str, str], str] = {}
-
-    def first_clause(self, result: Result) -> str | None:
-        """The clause whose failure showed the same fault first, or None if this is the first."""
-        shown = _shown_check(result)
-        if not (shown["what"].endswith(".new") and shown["where"]):
-            return None
-        fault = shown["what"], shown["got"], shown["where"]
-        first = self._by_fault.setdefault(fault, result["clause"])
-        return first if first != result["clause"] else None
-
-
-def failure_text(result: Result, run_options: RunOptions, deduplicator: FaultDeduplicator) -> str:
+def failure_text(failure: ShownFailure, run_options: RunOptions, found_by: Iterable[str]) -> str:
     """The clause, the calls, the expected and the actual value, and the commands to replay, repeat and explain the failure.
 
-    It is one line if an object cannot be made, and an earlier failure showed the reason.
+    found_by: the names of all checks of the clause that failed.
     """
-    heading, shown = f"{result['clause']} · {result['title']}", _shown_check(result)
-    if first := deduplicator.first_clause(result):
-        return f"{heading}: same failure as {first}"
-    failed = [each for each in result["checks"] if each["verdict"] == "failed"]
-    lines = [f"{heading}   ({run_options.name})", *(f"  {call}" for call in shown["calls"])]
+    shown = failure.check
+    lines = [f"{_heading(failure)}   ({run_options.name})", *(f"  {call}" for call in shown["calls"])]
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
-    lines += [f"  found by {'; '.join(_with_letters(result['clause'], each['check']) for each in failed)}"]
-    lines += [f"  derived  {way}" for way in shown.get("through", ())]
-    lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(run_options.name)}"]
-    lines += [f"  again    {run_options.repeat_command(result['clause'])}", f"  read     kvref explain {result['clause']}"]
+    lines += [f"  found by {'; '.join(_with_letters(failure.clause, name) for name in found_by)}"]
+    derived = shown.get("through", ())
+    lines += [f"  derived  {way}" for way in derived] if len(derived) <= MAX_NAMED else [f"  derived  {len(derived)} operations"]
+    lines += [f"  replay   kvref replay {shlex.quote(shown['trace'])} {shlex.quote(run_options.name)}"] if shown["trace"] else []
+    lines += [f"  again    {run_options.repeat_command(failure.clause)}", f"  read     kvref explain {failure.clause}"]
     return "\n".join(lines)
+
+
+def _heading(failure: ShownFailure) -> str:
+    return f"{failure.clause} · {failure.title}"
 
 
 def _with_letters(clause: str, check: str) -> str:
@@ -72,17 +61,55 @@ def _with_letters(clause: str, check: str) -> str:
     return check if tested == clause else f"{check}: {tested}"
 
 
-def _shown_check(result: Result) -> dict[str, Any]:
-    """The failed check whose calls are shown."""
-    shown: dict[str, Any] = next(each for each in result["checks"] if each["check"] == result["shown"])
-    return shown
+def print_failures(console: Console, results: list[Result], run_options: RunOptions, show_all: bool) -> None:
+    """Each probable cause: its most direct failure in full, and one line per further clause that it breaks.
+
+    Unless show_all, the failures of the first MAX_SHOWN_CAUSES causes are printed, and one line for each other cause.
+    """
+    failed_checks = {
+        each["clause"]: [check["check"] for check in each["checks"] if check["verdict"] == "failed"] for each in results
+    }
+
+    def print_in_full(failure: ShownFailure) -> None:
+        heading, _, rest = failure_text(failure, run_options, failed_checks[failure.clause]).partition("\n")
+        console.print(Text(heading, style="bold red"), soft_wrap=True)
+        console.print(Text(rest), soft_wrap=True)
+
+    for number, cause in enumerate(probable_causes(results)):
+        if show_all:
+            for failure in (cause.first, *cause.others):
+                print_in_full(failure)
+                console.print()
+        elif number >= MAX_SHOWN_CAUSES:
+            console.print(Text(_clause_line(cause.first)), no_wrap=True, overflow="ellipsis")
+        else:
+            print_in_full(cause.first)
+            _print_others(console, cause)
+            console.print()
 
 
-def print_failure(console: Console, result: Result, run_options: RunOptions, deduplicator: FaultDeduplicator) -> None:
-    heading, _, rest = failure_text(result, run_options, deduplicator).partition("\n")
-    console.print(Text(heading, style="bold red"), soft_wrap=True)
-    if rest:
-        console.print(Text(f"{rest}\n"), soft_wrap=True)
+def _print_others(console: Console, cause: ProbableCause) -> None:
+    """One line per further clause of a cause, up to MAX_SHOWN_OTHERS; the rest by name."""
+    others = {each.clause: each for each in reversed(cause.others)}
+    clauses = cause.clauses[1:]
+    if clauses:
+        console.print(Text("  also fail, probably for the same reason:"))
+    for clause in clauses[:MAX_SHOWN_OTHERS]:
+        console.print(Text(f"    {_clause_line(others[clause])}"), no_wrap=True, overflow="ellipsis")
+    if clauses[MAX_SHOWN_OTHERS:]:
+        console.print(Text(f"    and {', '.join(clauses[MAX_SHOWN_OTHERS:])}"), soft_wrap=True)
+
+
+def _clause_line(failure: ShownFailure) -> str:
+    return f"{failure.clause} ({count_noun(failure.evidence.calls, 'call')}) · {failure.title}"
+
+
+def causes_text(causes: Sequence[ProbableCause]) -> str:
+    """What to look at first, and how many other clauses the same causes probably break."""
+    named = ", ".join(f"{each.first.clause} ({count_noun(each.first.evidence.calls, 'call')})" for each in causes)
+    more = len({clause for each in causes for clause in each.clauses} - {each.first.clause for each in causes})
+    explained = f". {count_noun(more, 'more clause')} {'fails' if more == 1 else 'fail'}, probably for the same reason"
+    return f"{count_noun(len(causes), 'probable cause')}: {named}{explained if more else ''}"
 
 
 def print_table(console: Console, results: list[Result], implementation: Any, interrupted: bool = False) -> None:
@@ -146,7 +173,7 @@ def conclusion_text(conclusion: RunVerdict, broken: Iterable[str] = ()) -> str:
 
 
 def print_conclusion(console: Console, results: list[Result], conclusion: RunVerdict) -> None:
-    """The clauses that need an option to run, the expected failures, and the verdict."""
+    """The clauses that need an option to run, the expected failures, what to look at first, and the verdict."""
     named = {verdict: [each["clause"] for each in results if each["verdict"] == verdict] for verdict in VERDICTS}
     for option, takes in WHY_NOT_RUN.items():
         not_run = [each["clause"] for each in results if each["verdict"] == "not run" and option in each["missing"]]
@@ -159,12 +186,21 @@ def print_conclusion(console: Console, results: list[Result], conclusion: RunVer
     if named["xpassed"]:
         passed = f"expected to fail, but passed: {', '.join(named['xpassed'])} (--update-xfails removes them from the file)"
         console.print(Text(passed, style="bold yellow"), soft_wrap=True)
+    _print_causes(console, results)
     console.print(Text(conclusion_text(conclusion, named["failed"]), style=STYLES[conclusion.verdict]), soft_wrap=True)
+
+
+def _print_causes(console: Console, results: list[Result]) -> None:
+    causes = probable_causes(results)
+    if sum(len(cause.clauses) for cause in causes) > 1:
+        hidden = any(cause.others for cause in causes) or len(causes) > MAX_SHOWN_CAUSES
+        console.print(Text(f"{causes_text(causes)}{'; --all shows every failure' if hidden else ''}"), soft_wrap=True)
 
 
 def print_interrupted(console: Console, results: list[Result], of: int) -> None:
     """The verdict of a run that Ctrl-C ended early."""
     failed = [each["clause"] for each in results if each["verdict"] == "failed"]
+    _print_causes(console, results)
     if failed:
         console.print(Text(f"not conformant: breaks {', '.join(failed)}", style="bold red"))
     said = f"interrupted: {len(results)} of {of} clauses ran, {of - len(results)} did not"

@@ -1,4 +1,4 @@
-"""The reporter of `kvref check`: collects results from pytest, prints each failure at once, and shows a progress bar."""
+"""The reporter of `kvref check`: collects results from pytest, and shows a progress bar and the clauses that failed so far."""
 
 from collections.abc import Generator
 from typing import Any
@@ -11,23 +11,21 @@ from kvref_conformance.calls import interrupts
 from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.pytest_plugin import JUDGES_KEY, ClauseItem
-from kvref_conformance.report.console import FaultDeduplicator, Result, print_failure
+from kvref_conformance.results import Result
 from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.runner.options import RunOptions
 
 
 class LiveReporter:
-    """A pytest plugin that provides the judge. Failures are printed to `out`, the progress bar to `err`.
+    """A pytest plugin that provides the judge. It prints one line per failure to `err`, and on a terminal a progress bar.
 
     results: one per finished clause. trouble: the errors that stopped the run.
     """
 
-    def __init__(self, out: Console, err: Console, run_options: RunOptions, judge: CheckRunner) -> None:
-        self._out, self._asked, self._judge = out, run_options, judge
-        self._deduplicator = FaultDeduplicator()
+    def __init__(self, err: Console, run_options: RunOptions, judge: CheckRunner) -> None:
+        self._asked, self._judge = run_options, judge
         self.results: list[Result] = []
         self.trouble: list[str] = []
-        self.num_unread = False  # whether the reader of `out` has closed it
         # The bar counts clauses and the call sequences of the state machines, which take most of the time.
         clauses = TextColumn("{task.fields[done]}/{task.fields[clauses]}")
         columns = (TextColumn("{task.description}"), BarColumn(20), clauses, TimeElapsedColumn())
@@ -47,9 +45,9 @@ class LiveReporter:
         searched = {check.family for item in clauses for check in item.checks if check.run is None}
         searched = {family for family in searched if offers(self._judge.implementation, family)}
         total = len(clauses) + len(searched) * self._asked.effort.num_sequences
-        self._session = session
         self._progress.update(self._task, total=total, clauses=len(clauses))
-        self._show()
+        if not self._progress.disable:
+            self._progress.start()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         interrupts.raise_if_interrupted()
@@ -71,8 +69,8 @@ class LiveReporter:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if hasattr(report, "kvref"):
             self.results.append(report.kvref)
-            if report.kvref["verdict"] == "failed":
-                self._print(report.kvref)
+            if report.kvref["verdict"] == "failed":  # at once, because a second Ctrl-C ends the run without a report
+                self._progress.console.print(f"failed: {report.kvref['clause']} · {report.kvref['title']}", markup=False)
             self._progress.update(self._task, advance=1, done=len(self.results))
         elif report.failed:
             self.trouble.append(str(report.longrepr))
@@ -88,17 +86,3 @@ class LiveReporter:
         description = f"{family}: {sequences} of {of} sequences"
         self._progress.update(self._task, advance=sequences - self._sequences.get(family, 0), description=description)
         self._sequences[family] = sequences
-
-    def _print(self, result: Result) -> None:
-        """Stop the bar, which may be on the same terminal, and print the failure in its place."""
-        self._progress.stop()
-        try:
-            print_failure(self._out, result, self._asked, self._deduplicator)
-            self._out.file.flush()
-        except (BrokenPipeError, SystemExit):  # rich turns a BrokenPipeError into a SystemExit
-            self.num_unread, self._session.shouldstop = True, "the output was closed"
-        self._show()
-
-    def _show(self) -> None:
-        if not self._progress.disable:
-            self._progress.start()

@@ -13,7 +13,8 @@ from kvref_conformance.clauses import all_clauses
 from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.json_schema import schema_mismatch
-from kvref_conformance.report.console import Result
+from kvref_conformance.results import Result
+from kvref_conformance.runner.causes import probable_causes
 from kvref_conformance.runner.options import RunOptions
 from kvref_conformance.runner.subprocess_runner import runs_in_subprocess
 from kvref_conformance.runner.verdict import RunVerdict
@@ -22,7 +23,7 @@ FORMAT = 2
 MAX_FILE_BYTES = 2**26  # maximum bytes of a file; a run of all clauses has a few hundred thousand
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
 EFFORT_OPTIONS = ("seed", "examples", "deep", "slow", "real", "timeout")
-EMPTY_FIELDS = {
+EMPTY_FIELDS: dict[str, Any] = {
     "what": "",
     "expected": "",
     "got": "",
@@ -31,6 +32,8 @@ EMPTY_FIELDS = {
     "missing": "",
     "calls": [],
     "through": [],
+    "trace": None,
+    "evidence": None,
 }  # left out
 PACKAGES = (
     "numpy", "array-api-compat", "array-api-extra", "array-api-strict", "hypothesis", "torch", "jax", "cupy", "ml_dtypes",
@@ -78,6 +81,7 @@ def write_json(
         },
         "conclusion": vars(conclusion),
         **({"interrupted": True} if interrupted else {}),
+        **({"causes": causes} if (causes := _causes_as_data(results)) else {}),
         "not_offered": [result["clause"] for result in results if not result["offered"]],
         "clauses": [_drop_empty_fields(result) for result in results if result["offered"]],
     }
@@ -91,10 +95,17 @@ def format_document(document: dict[str, Any]) -> str:
     return f"{head}[\n{lines}\n ]\n}}\n"
 
 
+def _causes_as_data(results: list[Result]) -> list[list[str]]:
+    return [cause.clauses for cause in probable_causes(results)]
+
+
 def _drop_empty_fields(result: Result) -> Result:
     """The result without empty fields and without the checks of families that the implementation does not offer."""
     asked = [check for check in result["checks"] if not check["missing"].startswith("family ")]
-    checks = [{name: value for name, value in check.items() if name not in EMPTY_FIELDS or value} for check in asked]
+    checks = [
+        {name: value for name, value in check.items() if name != "evidence" and (name not in EMPTY_FIELDS or value)}
+        for check in asked
+    ]
     return {**result, "trace": result["trace"] and Path(result["trace"]).as_posix(), "checks": checks}
 
 

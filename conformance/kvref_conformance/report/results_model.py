@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvref_conformance.clauses import Chapter, Clause, all_clauses
-from kvref_conformance.report.console import Result
+from kvref_conformance.results import Result
 from kvref_conformance.runner.verdict import RunVerdict, overall_verdict
 from kvref_conformance.traces.paths import implementation_path_name
 
@@ -66,6 +66,12 @@ class ResultFile:
         """The overall verdict, computed from the clauses; the verdict in the file is not used."""
         said = self.document
         return overall_verdict(said["clauses"], said["conclusion"]["least"], "interrupted" in said)
+
+    @property
+    def causes(self) -> list[tuple[Clause, list[str]]]:
+        """The clause that shows each probable cause most directly, and the ids of the others that it breaks."""
+        known = all_clauses()
+        return [(known[first], others) for first, *others in self.document.get("causes", []) if first in known]
 
     @property
     def num_failed(self) -> int:
@@ -193,6 +199,12 @@ class ChapterShare:
 def list_changes(before: ResultFile, now: ResultFile) -> list[str]:
     """One line per difference, in the order of the specification."""
     return [on_one_line(line) for line in (*_version_changes(before, now), *_verdict_changes(before, now))]
+
+
+def list_still_failing(before: ResultFile, now: ResultFile) -> list[str]:
+    """The clauses that failed before and fail now, in the order of the specification."""
+    clauses = all_clauses().values()
+    return [each.id for each in clauses if MatrixCell(before, each).is_failed and MatrixCell(now, each).is_failed]
 
 
 def _version_changes(before: ResultFile, now: ResultFile) -> Iterator[str]:

@@ -28,7 +28,8 @@ from kvref_conformance.fuzz.findings import SHRINK_RUNS, Search, trace_size
 from kvref_conformance.implementation_api import Implementation, offers
 from kvref_conformance.implementations import close_implementation
 from kvref_conformance.oracle.model_runner import ModelRunner
-from kvref_conformance.results import CheckResult, Verdict
+from kvref_conformance.results import CheckResult, Evidence, Result, Verdict
+from kvref_conformance.runner.causes import failure_kind
 from kvref_conformance.runner.options import Effort
 from kvref_conformance.testlib.registry import Check, all_checks
 from kvref_conformance.traces.format import (
@@ -39,10 +40,12 @@ from kvref_conformance.traces.format import (
     trace_lines,
     without_arrays,
 )
+from kvref_conformance.traces.shape import shape_of_exchanges
 from kvref_conformance.traces.shrinking import SHRINK_SECONDS, ReplayResult, replay_requests, shrink_trace
 
 T = TypeVar("T")
 MAX_SHOWN_CALLS = 8  # lines of calls that a failure shows
+MAX_SHAPE_CALLS = 100  # a longer reproducer is not compared with others
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,22 @@ class CheckRunner:
         self._searches: dict[str, Search] = {}
 
     def judge_clause(self, checks: Sequence[Check]) -> list[CheckResult]:
-        """The outcome of each check of a clause; one failure has its trace. Does not raise errors of the implementation."""
+        """The outcome of each check of a clause. Does not raise errors of the implementation.
+
+        Of the failures of one kind (see `failure_kind`), one has its calls, its trace and its evidence.
+        """
         said = [self.judge_check(check) for check in checks]
         failures = [each for each in said if isinstance(each, Failure)]
         # Prefer the state machine's failure: its model names the clause that the wrong reply breaks, while a check can also
         # fail because of another clause.
-        shown = min(failures, key=lambda failure: (failure.check.run is not None, trace_size(failure.call_trace)), default=None)
-        outcomes = [self._failed_result(each, each is shown) if isinstance(each, Failure) else each for each in said]
+        failures.sort(key=lambda failure: (failure.check.run is not None, trace_size(failure.call_trace)))
+        shown: dict[str, Failure] = {}
+        for failure in failures:
+            shown.setdefault(failure_kind(failure.violation, failure.call_trace), failure)
+        outcomes = [
+            self._failed_result(each, any(each is one for one in shown.values())) if isinstance(each, Failure) else each
+            for each in said
+        ]
         if any(check.run and outcome.verdict in ("passed", "failed") for check, outcome in zip(checks, outcomes, strict=True)):
             return outcomes
         # A state machine that found nothing may not have exercised this clause. Its outcome is that of the family's checks.
@@ -213,7 +225,19 @@ class CheckRunner:
         judge = "model" if smaller and not exceeds_array_limit(call_trace) else "check"
         trace = self._trace_lines(check, call_trace, judge, said) if shown else []
         what, through = _describe_violation(violation, call_trace), list(failure.derivations_used)
-        return CheckResult(check.name, "failed", what, violation.expected, violation.got, where, "", calls, trace, through, cause)
+        evidence = self._weigh_evidence(call_trace, violation, reproduced=smaller is not None) if shown else None
+        return CheckResult(
+            check.name, "failed", what, violation.expected, violation.got, where, "", calls, trace, through, cause, evidence
+        )
+
+    def _weigh_evidence(self, call_trace: list[Exchange], violation: ClauseViolation, reproduced: bool) -> Evidence:
+        calls, all_calls, numbers = trace_size(call_trace)
+        kind = failure_kind(violation, call_trace)
+        if all_calls > MAX_SHAPE_CALLS:
+            return Evidence(calls, numbers, kind=kind)
+        root = self._shrink(call_trace, violation, "") if reproduced else None
+        shape = shape_of_exchanges(call_trace)
+        return Evidence(calls, numbers, shape, *((shape_of_exchanges(root[0]), root[1].clause) if root else ((), "")), kind)
 
     def _diagnose(self, family: str, call_trace: list[Exchange], again: bool) -> str:
         if exceeds_array_limit(call_trace):
@@ -243,7 +267,7 @@ class CheckRunner:
             deaths += isinstance(result.violation, ProcessDeath)
             return result
 
-        return shrink_trace(call_trace, violation.clause or clause, holding)
+        return shrink_trace(call_trace, clause and (violation.clause or clause), holding)
 
     def _passed_result(self, check: Check, call_trace: list[Exchange], through: Sequence[str]) -> CheckResult:
         if not self.effort.keep_traces:
@@ -305,6 +329,28 @@ def verdict_of(outcomes: Iterable[CheckResult]) -> Verdict:
     lacking = any(each.verdict == "not offered" and not each.missing.startswith("family ") for each in outcomes)
     order: tuple[Verdict, ...] = ("failed", "passed", "not offered" if lacking else "not run")
     return next((verdict for verdict in order if verdict in verdicts), "not offered")
+
+
+def clause_result(
+    judge: CheckRunner, clause: Clause, checks: Sequence[Check], outcomes: Sequence[CheckResult], reason: str | None
+) -> Result:
+    """The result of a clause as plain data. reason: why the clause is expected to fail, or None. The traces are not included."""
+    verdict: str = verdict_of(outcomes)
+    if reason is not None:
+        verdict = {"failed": "xfailed", "passed": "xpassed"}.get(verdict, verdict)
+    return {
+        "clause": clause.id,
+        "title": clause.title,
+        "chapter": clause.chapter,
+        "verdict": verdict,
+        "offered": any(offers(judge.implementation, check.family) for check in checks),
+        "missing": judge.missing(checks, outcomes),
+        "through": derivations_of_verdict(checks, outcomes),
+        "reason": reason,
+        "shown": None,
+        "trace": None,
+        "checks": [vars(each) | {"trace": None, "evidence": vars(each.evidence) if each.evidence else None} for each in outcomes],
+    }
 
 
 def derivations_of_verdict(checks: Sequence[Check], outcomes: Sequence[CheckResult]) -> list[str]:

@@ -100,7 +100,8 @@ def shrink_trace(
 ) -> tuple[list[Exchange], ClauseViolation] | None:
     """The smallest call trace found that breaks `clause`, with its failure; None if a replay does not fail.
 
-    The model may blame another clause than the check did for the same wrong reply. Then shrinking preserves the model's clause.
+    clause: "" stands for any clause. The model may blame another clause than the check did for the same wrong reply. Then
+    shrinking preserves the model's clause.
     """
     best: tuple[list[Exchange], ClauseViolation] | None = None
     until = time.monotonic() + SHRINK_SECONDS
@@ -118,7 +119,7 @@ def shrink_trace(
         if violation is None:
             return False
         in_the_same_reply = best is None and len(held) == len(call_trace)
-        if violation.clause not in (clause, best[1].clause if best else clause) and not in_the_same_reply:
+        if clause and violation.clause not in (clause, best[1].clause if best else clause) and not in_the_same_reply:
             return False
         best = held, violation
         return True
