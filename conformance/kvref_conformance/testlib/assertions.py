@@ -158,6 +158,30 @@ def assert_within_norm(got: Any, want: NDArray, bound: NDArray, what: str) -> No
     _raise_at(~(length <= most), length, np.zeros(length.shape), f"error norms of the blocks of {what}", " within {}", most)
 
 
+class KeptResults:
+    """Results as the implementation returned them, without conversion, each with a copy of its first contents."""
+
+    def __init__(self, subject: Subject) -> None:
+        """Raises NotOffered if the implementation runs in another process, which sends copies."""
+        subject.require_same_process()
+        self.subject = subject
+        self.kept: list[tuple[str, Any, NDArray]] = []
+
+    def add(self, what: str, result: Any) -> None:
+        """Keep a result: an array or a list, or a tuple of them."""
+        for number, part in enumerate(result if isinstance(result, tuple) else (result,)):
+            name = f"result {number} of {what}" if isinstance(result, tuple) else f"the result of {what}"
+            self.kept.append((name, part, self._copy(part)))
+
+    def assert_unchanged(self) -> None:
+        """Raise ClauseViolation if a result is no longer what it was (LAW-17)."""
+        for name, result, before in self.kept:
+            assert_same(self._copy(result), before, f"{name}, after later calls")
+
+    def _copy(self, result: Any) -> NDArray:
+        return np.array(result, np.int64) if isinstance(result, list) else np.array(self.subject.numpy(result))
+
+
 @contextmanager
 def may_raise(kind: str) -> Iterator[None]:
     """Raise ClauseViolation unless the block raises an error of this kind, or none."""

@@ -121,7 +121,13 @@ def round_to_input_dtype(subject: Subject, numbers: NDArray) -> NDArray:
 
 
 def random_pair(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> tuple[NDArray, NDArray]:
-    return random_tokens(subject, count, heads, dim), random_tokens(subject, count, heads, dim)
+    """Random keys and values [count, heads, dim] of tokens that all differ. Of 4 or more tokens, two have equal keys, and two
+    have equal values: a cache must not recognize a token by one of them.
+    """
+    keys, values = random_tokens(subject, count, heads, dim), random_tokens(subject, count, heads, dim)
+    if count > 3:
+        keys[2], values[-1] = keys[1], values[0]
+    return keys, values
 
 
 def different_size(size: int) -> int:

@@ -13,6 +13,7 @@ from kvref_conformance.oracle.attention import output_rounding, visible_position
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
 from kvref_conformance.testlib.assertions import (
     LOUD_SCALE,
+    KeptResults,
     assert_same,
     assert_shape,
     assert_true,
@@ -245,6 +246,15 @@ def attention_does_not_modify_its_arguments(subject: Subject) -> None:
         assert_same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
 
 
+@check("LAW-17", "attention")
+def attention_outputs_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernel = KeptResults(subject), subject.new("attention")
+    for number in range(3):
+        query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
+        kept.add(f"attention call {number}", kernel.as_is("attention", query, keys, values, 0.5, False, 4))
+    kept.assert_unchanged()
+
+
 @check("LAW-10", "attention")
 def attention_with_wrong_shapes_raises(subject: Subject) -> None:
     query, keys, values, heads = query_of(subject, 1), random_tokens(subject, 4), random_tokens(subject, 4), subject.heads
@@ -279,6 +289,7 @@ def assert_attention(subject: Subject, queries: int, heads: tuple[int, int], len
     _, query_heads, kv_heads, _, dim = nearest_shape(subject, queries, *heads, length, dim)
     query = normal_rows(subject, queries, query_heads, dim)
     keys, values = (normal_rows(subject, length + padding, kv_heads, dim) for _ in range(2))
+    keys[length:], values[length:] = np.nan, np.nan
     scale, causal = 1 / math.sqrt(dim), 1 < queries <= length and not padding
     got = attend(subject, query, keys, values, scale, causal=causal, length=length)
     want, bound = expected_attention(subject, query, keys[:length], values[:length], scale=scale, causal=causal)
@@ -293,6 +304,9 @@ def attention_at_production_sizes_is_within_the_bound(subject: Subject) -> None:
     for dim in HEAD_DIMS:
         for heads in ((8, 2), (12, 12), (16, 2), (7, 1)):
             assert_attention(subject, 1, heads, 130, dim)
+    for heads in ((10, 2), (18, 3), (28, 4), (18, 2), (40, 8)):
+        for queries in (1, 3):
+            assert_attention(subject, queries, heads, 40, 64, padding=3 if queries == 1 else 0)
     for queries in (15, 17, 63, 65, 127, 129):  # prompts that end inside a tile, or at its end
         assert_attention(subject, queries, (2, 1), queries + 40, 64, padding=0)
 

@@ -6,7 +6,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import small_floats as oracle
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true
+from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_same, assert_true
 from kvref_conformance.testlib.fixtures import round_to_input_dtype
 from kvref_conformance.testlib.registry import check
 
@@ -147,6 +147,17 @@ def cast_keeps_subnormals_and_overflows_to_infinity(subject: Subject) -> None:
 
 
 # Checks of LAW-14 for this family.
+
+
+@check("LAW-17", "elements")
+def encode_and_decode_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernels = KeptResults(subject), subject.new("elements")
+    for name in subject.formats(*FP8):
+        for values in (oracle.decoded(name)[:100], oracle.decoded(name)[20:120]):
+            kept.add(f"encode to {name}", kernels.as_is("encode", finite(subject, values), name))
+        for codes in (CODES[:100], CODES[20:120]):
+            kept.add(f"decode of {name}", kernels.as_is("decode", codes, name))
+    kept.assert_unchanged()
 
 
 @check("LAW-14", "elements")

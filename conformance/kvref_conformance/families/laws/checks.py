@@ -19,15 +19,19 @@ from kvref_conformance.families import Family
 from kvref_conformance.families.rows.input_rows import NEAR, largest
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import (
+    KeptResults,
     assert_equal,
     assert_pair,
     assert_reads,
     assert_same,
     assert_true,
+    assert_within,
+    default_scale,
+    expected_attention,
     may_raise,
     raises,
 )
-from kvref_conformance.testlib.fixtures import assert_config_error, new_object, round_to_input_dtype, supports
+from kvref_conformance.testlib.fixtures import assert_config_error, new_object, random_tokens, round_to_input_dtype, supports
 from kvref_conformance.testlib.law_adapter import (
     MANY_TOKENS,
     LawAdapter,
@@ -35,6 +39,7 @@ from kvref_conformance.testlib.law_adapter import (
     assert_same_observables,
     call_tolerating_errors,
     fill_stream,
+    overrides,
 )
 from kvref_conformance.testlib.production_sizes import (
     HEAD_DIMS,
@@ -75,6 +80,35 @@ def read_results_stay_after_later_calls(stream: LawAdapter) -> None:
     stream.read_unconverted()
     for name, part, was in zip(("keys", "values"), first, before, strict=True):
         assert_same(subject.numpy(part), was, f"{name} that an earlier read returned, after later writes and reads")
+
+
+@law("LAW-17", "array_calls")
+def results_of_any_operation_stay_after_later_calls(stream: LawAdapter) -> None:
+    kept, streams = KeptResults(stream.subject), [stream]
+    with suppress(NotOffered):
+        streams.append(stream.sibling())
+
+    def keep() -> None:
+        for each in (each for each in streams if len(each)):
+            attend = (
+                [("attend", (*each.attend_arguments(), each.query(), 1.0))] if overrides(type(each), "attend_arguments") else []
+            )
+            for name, args in [*each.array_calls(), *attend]:
+                with suppress(NotOffered):
+                    kept.add(name, each.cache.as_is(name, *args))
+
+    for change in (
+        partial(fill_stream, stream, 4),
+        partial(fill_stream, streams[-1], 5),
+        stream.clear,
+        partial(fill_stream, stream, 3),
+    ):
+        with suppress(NotOffered):
+            change()
+        keep()
+    if not kept.kept:
+        raise NotOffered("an operation that returns an array")
+    kept.assert_unchanged()
 
 
 @law("FMT-LEVEL-04b")
@@ -408,6 +442,8 @@ def load_of_an_empty_cache_empties_the_cache(stream: LawAdapter) -> None:
 # Checks of LAW-18: the laws at production sizes.
 
 LONG = 4100  # tokens: more than every power of two that is tested, and not a multiple of a block
+CHUNKS = 1100  # tokens: more than attention reads at once
+HEADS_AND_GROUPS = ((8, 1), (16, 2), (2, 5), (3, 6), (4, 7), (2, 9))  # kv heads, and query heads per kv head
 HUNDREDS = 300  # tokens, or owners: more than fit in a byte
 
 
@@ -428,11 +464,39 @@ def appends_at_powers_of_two_keep_every_token(stream: LawAdapter) -> None:
 
 @law("LAW-18", "sizes_for")
 def rows_of_any_width_are_stored_whole(stream: LawAdapter) -> None:
-    for dim in HEAD_DIMS:
-        wide = new_filled_stream(stream, 64, 3, dim)
+    for dim, heads in zip(HEAD_DIMS, (40, 8, 3, 16, 3, 8), strict=True):
+        wide = new_filled_stream(stream, 64, heads, dim)
         for count in (33, 7):
             wide.append(count)
             wide.assert_content()
+
+
+@law("LAW-18", "sizes_for", "attend_arguments")
+def attention_with_any_number_of_heads_uses_the_heads_of_each_group(stream: LawAdapter) -> None:
+    for wanted, group in HEADS_AND_GROUPS:
+        wide = stream.new_cache(**stream.sizes_for(24), num_kv_heads=wanted)
+        wide.append(*wide.tokens(min(24, wide.room())))
+        heads, group = wide.config["num_kv_heads"], stream.subject.size("group_size", group)
+        query = random_tokens(stream.subject, 1, heads * group, wide.config["head_dim"])
+        assert_attention(wide, f"{len(wide)} tokens with {heads} kv heads and {group} query heads per kv head", query)
+
+
+@law("LAW-18", "sizes_for", "attend_arguments")
+def attention_over_more_than_a_chunk_of_tokens_is_right(stream: LawAdapter) -> None:
+    """Keys grow, so that the largest logit is in the last chunk, or shrink. Chunks end within memory that contained NaN."""
+    subject = stream.subject
+    long = stream.new_cache(**stream.sizes_for(CHUNKS), num_kv_heads=2, head_dim=64)
+    count = affordable_tokens(subject, min(CHUNKS, long.room()), 8)
+    append_non_finite(long, np.nan, count)
+    long.clear()
+    query = np.zeros_like(long.query())
+    query[..., 0] = 1.0
+    for last in (30.0, 200.0, -200.0):
+        keys, values = long.tokens(count)
+        keys[..., 0] = round_to_input_dtype(subject, np.linspace(0.0, last, count))[:, None]
+        long.append(keys, values)
+        assert_attention(long, f"{count} tokens with logits from 0 to {last}", query, scale=1.0)
+        long.clear()
 
 
 @law("LAW-18", "sizes_for")
@@ -507,6 +571,27 @@ def reads_return_what_was_written(stream: LawAdapter) -> None:
     )
 
 
+@law("LAW-04")
+def tokens_with_equal_keys_or_values_keep_their_own(stream: LawAdapter) -> None:
+    """The equal ones are in one append, in two appends, in two streams, and before and after `clear`."""
+    keys, values = stream.tokens(10)
+    keys[[1, 3, 5, 8]], keys[7], values[[2, 4, 9]] = keys[0], keys[6], values[0]
+    keys[9] = keys[9, :1]  # the heads have one key, and different values
+    streams = [stream]
+    with suppress(NotOffered):
+        streams.append(stream.sibling())
+    for when in ("", " after clear or drop"):
+        contents = []
+        for each in streams:
+            values = np.roll(values, 1, axis=0)
+            each.append(keys[:6], values[:6])
+            each.append(keys[6:], values[6:])
+            contents.append(each.expected(keys, values))
+        for each, want in zip(streams, contents, strict=True):
+            assert_reads(stream.subject, each.read(), want, f"tokens of which some have equal keys or equal values{when}")
+            each.clear()
+
+
 @law("LAW-05b")
 def cleared_tokens_cannot_be_read(stream: LawAdapter) -> None:
     fill_stream(stream)
@@ -515,6 +600,41 @@ def cleared_tokens_cannot_be_read(stream: LawAdapter) -> None:
     keys, values = stream.tokens(2)
     stream.append(keys, values)
     assert_reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens appended after clear or drop")
+
+
+def assert_attention(stream: LawAdapter, what: str, query: NDArray | None = None, scale: float | None = None) -> None:
+    """Raises ClauseViolation unless one query attends over the tokens that `read` returns."""
+    query, scale = stream.query() if query is None else query, scale or default_scale(stream.subject)
+    want, bound = expected_attention(stream.subject, query, *stream.read(), scale=scale)
+    assert_within(stream.cache.attend(*stream.attend_arguments(), query, scale), want, bound, f"attention over {what}")
+
+
+def append_non_finite(stream: LawAdapter, value: float, count: int) -> None:
+    """Appends `count` tokens that consist of NaN or infinity, if the cache accepts them."""
+    with may_raise("NonFinite"):
+        stream.append(*(np.full_like(part, value) for part in stream.tokens(count)))
+
+
+@law("LAW-05c", "attend_arguments")
+def cleared_tokens_have_no_effect_on_attention(stream: LawAdapter) -> None:
+    for value in (np.nan, np.inf):
+        append_non_finite(stream, value, MANY_TOKENS)
+        stream.clear()
+        for count in (4, 5):
+            stream.append(*stream.tokens(count))
+            assert_attention(stream, f"{len(stream)} tokens, after clear or drop of tokens of {value}")
+        stream.clear()
+
+
+@law("LAW-05c", "attend_arguments", "truncatable")
+def truncated_tokens_have_no_effect_on_attention(stream: LawAdapter) -> None:
+    for each in stream.truncatable():
+        fill_stream(each, 4)
+        append_non_finite(each, np.nan, 4)
+        each.truncate(4)
+        for count in (0, 1):
+            each.append(*each.tokens(count))
+            assert_attention(each, f"{len(each)} tokens, after truncate of tokens of NaN")
 
 
 @law("LAW-06")

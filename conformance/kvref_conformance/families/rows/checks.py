@@ -33,6 +33,7 @@ from kvref_conformance.oracle.formats import (
 from kvref_conformance.oracle.formats import per_row as oracle
 from kvref_conformance.oracle.formats.stored_rows import StoredRows, round_to_float32
 from kvref_conformance.testlib.assertions import (
+    KeptResults,
     assert_equal,
     assert_read,
     assert_same,
@@ -449,6 +450,19 @@ def quantize_does_not_modify_its_argument(subject: Subject) -> None:
 
 
 # Checks of LAW-18: rows as long as all heads of a token together, and as many rows as the tokens of a prompt.
+
+
+@check("LAW-17", "rows")
+def quantize_and_dequantize_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernels = KeptResults(subject), subject.new("rows")
+    for name in formats_of_rows(subject, *EVERY):
+        for number in range(2):
+            rows = rows_of_allowed_width(subject, subject.rng.normal(size=(3, 7)).astype(np.float32), name)
+            stored = kernels.quantize(rows, name)
+            made = kernels.as_is("quantize", rows, name)
+            kept.add(f"quantize to {name}, call {number}", tuple(part for part in made if part is not None))
+            kept.add(f"dequantize of {name}, call {number}", kernels.as_is("dequantize", *stored, rows.shape[1], name))
+    kept.assert_unchanged()
 
 
 def assert_quantized(subject: Subject, count: int, wanted: int) -> None:
