@@ -26,6 +26,10 @@ from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.oracle.model_runner import EXPECTED_OBJECT
 from kvref_conformance.testlib.assertions import raises
 
+# NaNs with the lowest or the highest bits of the mantissa. A cast can round some of them to infinity or to 0.
+NANS = np.array(
+    [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0xFF800001, 0x7FFFFFFF, 0x7F808000, 0x7F80FFFF, 0x7FFF8000], np.uint32
+).view(np.float32)
 SAMPLE_SIZE = 6  # the number of FMT-GROUP formats that a check samples
 
 

@@ -6,6 +6,7 @@ Topics: ownership of arrays, dtypes, counters, invalid calls, sizes, save and lo
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import Family
 from kvref_conformance.families.rows.input_rows import NEAR, largest
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.testlib.assertions import (
     KeptResults,
     assert_equal,
@@ -31,7 +33,14 @@ from kvref_conformance.testlib.assertions import (
     may_raise,
     raises,
 )
-from kvref_conformance.testlib.fixtures import assert_config_error, new_object, random_tokens, round_to_input_dtype, supports
+from kvref_conformance.testlib.fixtures import (
+    NANS,
+    assert_config_error,
+    new_object,
+    random_tokens,
+    round_to_input_dtype,
+    supports,
+)
 from kvref_conformance.testlib.law_adapter import (
     MANY_TOKENS,
     LawAdapter,
@@ -667,16 +676,37 @@ def interleaved_calls_equal_separate_calls(stream: LawAdapter) -> None:
             assert_same_observables(got, want, f"after calls in the order {order}")
 
 
+# The sizes that are numbers of tokens, which an implementation may copy or keep at once.
+CONTAINERS = (
+    "block_size",
+    "tokens_per_block",
+    "initial_capacity",
+    "tail_length",
+    "warm_length",
+    "residual",
+    "window",
+    "capacity",
+)
+LARGEST_EDGE = 200  # tokens
+
+
 @law("LAW-08")
 def appended_arrays_may_be_overwritten(stream: LawAdapter) -> None:
-    stream.subject.require_same_process()
-    keys, values = stream.tokens(stream.subject.size("tokens", MANY_TOKENS))
-    stream.require_room(len(keys))
-    own_keys, own_values = (stream.subject.to_own_array(stream.to_cache_layout(part)) for part in (keys, values))
-    stream.append_arrays(own_keys, own_values)
-    own_keys.fill(77.0)
-    own_values.fill(77.0)
-    assert_reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten later")
+    """Appends as many tokens as a block, a tail, a group, the initial capacity or the cache contains, one less and one more."""
+    subject = stream.subject
+    subject.require_same_process()
+    edges = {size for name in CONTAINERS if isinstance(size := stream.config.get(name), int)} | {stream.room()}
+    wanted = {MANY_TOKENS, *(edge + by for edge in edges if edge <= LARGEST_EDGE for by in (-1, 0, 1))}
+    for count in sorted({subject.size("tokens", each) for each in wanted if 0 < each <= stream.room()}):
+        fresh, (keys, values) = stream.new_cache(), stream.tokens(count)
+        fresh.require_room(count)
+        own_keys, own_values = (subject.to_own_array(fresh.to_cache_layout(part)) for part in (keys, values))
+        fresh.append_arrays(own_keys, own_values)
+        own_keys.fill(77.0)
+        own_values.fill(77.0)
+        assert_reads(
+            subject, fresh.read(), fresh.expected(keys, values), f"{count} tokens whose input arrays were overwritten later"
+        )
 
 
 @law("LAW-09")
@@ -699,26 +729,32 @@ def append_of_no_tokens_changes_nothing(stream: LawAdapter) -> None:
 
 @law("LAW-14")
 def non_finite_tokens_never_read_back_finite(stream: LawAdapter) -> None:
-    for bad in (np.nan, np.inf, -np.inf):
-        for which in ("keys", "values"):
-            stream, _, _ = fill_stream(stream.new_cache(), 2)
-            rows = dict(zip(("keys", "values"), stream.tokens(1), strict=True))
-            rows[which][0, -1, -1] = bad
-            before = stream.all_observables()
-            try:
-                stream.append(rows["keys"], rows["values"])
-            except NotOffered:
-                raise
-            except Exception as error:
-                if "NonFinite" not in error_kinds(error):
-                    raise ClauseViolation(
-                        f"{bad} in {which}", "NonFinite or no error", f"{type(error).__name__}: {error}"
-                    ) from error
-                assert_same_observables(stream.all_observables(), before, f"after {bad} was rejected")
-                continue
-            got = stream.read()[0 if which == "keys" else 1][-1, -1, -1]
-            if np.isfinite(got):
-                raise ClauseViolation(f"{which} that were appended with {bad}", "a value that is not finite", repr(float(got)))
+    assert_never_finite(stream, np.nan, np.inf, -np.inf, *NANS[3:5])
+    if (own := stream.config.get("dtype")) in PLAIN_FORMATS:
+        for dtype in (each for each in PLAIN_FORMATS if each != own):
+            with suppress(NotOffered):
+                assert_never_finite(stream.new_cache(dtype=dtype), *NANS[2:4])
+
+
+def assert_never_finite(stream: LawAdapter, *numbers: float) -> None:
+    """Raises ClauseViolation unless a token with a NaN or an infinity raises NonFinite or is read back with one."""
+    for bad, (part, which) in product(numbers, enumerate(("keys", "values"))):
+        stream.clear()
+        fill_stream(stream, 2)
+        token = stream.tokens(1)
+        token[part][0, -1, -1] = bad
+        before, what = stream.all_observables(), f"{bad} in {which} ({np.float32(bad).view(np.uint32):#x})"
+        try:
+            stream.append(*token)
+        except NotOffered:
+            raise
+        except Exception as error:
+            if "NonFinite" not in error_kinds(error):
+                raise ClauseViolation(what, "NonFinite or no error", f"{type(error).__name__}: {error}") from error
+            assert_same_observables(stream.all_observables(), before, f"after {what} was rejected")
+            continue
+        if np.isfinite(got := stream.read()[part][-1, -1, -1]):
+            raise ClauseViolation(f"a token that was appended with {what}", "a value that is not finite", repr(float(got)))
 
 
 @law("LAW-15")
