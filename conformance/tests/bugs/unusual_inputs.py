@@ -1,11 +1,16 @@
 """Bugs that need inputs or sizes that few checks use: equal keys, NaN in reused memory, many heads, results that are kept."""
 
+import hashlib
+
 import numpy as np
 
 import kvref.paged
+import kvref.prefix
 from bugs.plant import bug, in_source, real
 from kvref.backend import ReferenceBackend
+from kvref.contiguous import ContiguousCache
 from kvref.paged import PagedCache
+from kvref.partial_load import PendingLoad
 
 
 @bug("LAW-04")
@@ -104,3 +109,86 @@ def groups_of_more_than_four_are_padded_to_a_power_of_two(patch):
 @real("paged", "quantized")
 def a_larger_score_of_a_later_chunk_is_not_subtracted(patch):
     in_source(patch, "kvref.online_softmax._both", "a * one.values + b", "one.values + b", "a * one.total + b", "one.total + b")
+
+
+@bug("MOVE-05")
+def a_load_is_complete_once_its_parts_span_the_sequence(patch):
+    def spans(self, everything):
+        def extent(parts, name):
+            return min(getattr(part, name).start for part in parts), max(getattr(part, name).stop for part in parts)
+
+        names = ("layers", "tokens", "heads")
+        return all(extent(self.parts, name) == extent([everything], name) for name in names)
+
+    patch.setattr(PendingLoad, "is_complete", spans)
+
+
+@bug("MOVE-01")
+def truncate_after_load_shortens_the_first_layer_only(patch):
+    load, truncate = PagedCache.load, PagedCache.truncate
+
+    def loading(self, sequence, data):
+        load(self, sequence, data)
+        self.__dict__.setdefault("loaded", set()).add(sequence)
+
+    def first_layer(self, sequence, length):
+        table = self._table(sequence)
+        before = self._tables.lengths[table].copy()
+        truncate(self, sequence, length)
+        if sequence in self.__dict__.get("loaded", ()):
+            self._tables.lengths[table, 1:] = np.minimum(before[1:], self._tables.capacity(table))
+
+    patch.setattr(PagedCache, "load", loading)
+    patch.setattr(PagedCache, "truncate", first_layer)
+
+
+@bug("LAW-08")
+def an_append_that_fills_the_buffer_keeps_the_array(patch):
+    append, read = ContiguousCache.append, ContiguousCache.read
+
+    def keeping(self, keys, values):
+        append(self, keys, values)
+        self.kept = (keys, values) if keys.shape[2] == self.seq_len == self.capacity else None
+
+    def kept_or_read(self):
+        kept = getattr(self, "kept", None)
+        return kept if kept and kept[0].shape[2] == self.seq_len else read(self)
+
+    patch.setattr(ContiguousCache, "append", keeping)
+    patch.setattr(ContiguousCache, "read", kept_or_read)
+
+
+@bug("LAW-14")
+def nan_with_all_bits_set_is_rounded_to_zero(patch):
+    quantize = ReferenceBackend.quantize
+
+    def rounded(self, rows, format, out=None):
+        rows = np.array(rows)
+        if rows.dtype == np.float32 and format.name == "bfloat16":
+            rows[rows.view(np.uint32) & 0x7FFFFFFF > 0x7FFF7FFF] = 0  # adding half a unit overflows into the sign
+        return quantize(self, rows, format, out)
+
+    patch.setattr(ReferenceBackend, "quantize", rounded)
+
+
+@real("contiguous")
+def rows_from_the_ninth_on_are_the_eighth(patch):
+    update = ReferenceBackend.update
+
+    def eight(self, buffer, new, position):
+        new = np.array(new)
+        new[8:] = new[7:8]
+        return update(self, buffer, new, position)
+
+    patch.setattr(ReferenceBackend, "update", eight)
+
+
+@real("prefix")
+def salts_are_known_by_twelve_bits(patch):
+    keys = kvref.prefix.block_keys
+
+    def few(tokens, block_size, salt="", known=()):
+        number = int.from_bytes(hashlib.sha256(salt.encode()).digest()[:4], "big") % 4096 if len(salt) > 8 else salt
+        return keys(tokens, block_size, str(number), known)
+
+    patch.setattr(kvref.prefix, "block_keys", few)

@@ -43,6 +43,7 @@ from kvref_conformance.testlib.fixtures import (
 )
 from kvref_conformance.testlib.law_adapter import (
     MANY_TOKENS,
+    TRUNCATABLE,
     LawAdapter,
     assert_counters_within_bounds,
     assert_same_observables,
@@ -320,6 +321,27 @@ def load_restores_what_was_saved(stream: LawAdapter) -> None:
     for each in (stream, loaded):
         each.append(*more)
     assert_same_tokens(loaded, stream, "after load and an append of 3")
+
+
+@law("MOVE-01c", "save_unconverted", "truncatable")
+def truncate_after_load_acts_as_on_the_saved_cache(stream: LawAdapter) -> None:
+    for saved in stream.truncatable():
+        fill_stream(saved, TRUNCATABLE)
+        loaded = saved.new_cache(**saved.config)
+        loaded.load(saved.save())
+        loaded.num_appended = saved.num_appended
+        for length in (TRUNCATABLE - 2, 4):
+            more, truncated = saved.tokens(1), False
+            with may_raise("NotTruncatable"):  # it may store less outside a window than the saved cache
+                loaded.truncate(length)
+                truncated = True
+            if not truncated:
+                break
+            saved.truncate(length)
+            assert_same_tokens(loaded, saved, f"of {saved.config}, after load and truncate to {length}")
+            for each in (saved, loaded):
+                each.append(*more)
+            assert_same_tokens(loaded, saved, f"of {saved.config}, after load, truncate to {length} and an append")
 
 
 @law("MOVE-01cd", "save_unconverted")
