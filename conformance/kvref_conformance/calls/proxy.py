@@ -30,6 +30,10 @@ class ObjectProxy:
         """Call a method and return its result without conversion to NumPy. For checks of memory."""
         return self._call(name, args, {}, as_is=True)
 
+    def was_called(self, name: str) -> bool:
+        """Whether the operation was called on this or on another object of its family."""
+        return f"{self._family}.{name}" in self._subject.called
+
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], as_is: bool = False) -> Any:
         everything = dict(zip(operations(self._family)[name].parameters, args, strict=False)) | kwargs
         return self._subject.call(f"{self._family}.{name}", self.id, everything, as_is)

@@ -192,3 +192,39 @@ def salts_are_known_by_twelve_bits(patch):
         return keys(tokens, block_size, str(number), known)
 
     patch.setattr(kvref.prefix, "block_keys", few)
+
+
+@bug("EDIT-05")
+def truncate_to_nothing_drops_two_references(patch):
+    truncate = PagedCache.truncate
+
+    def twice(self, sequence, length):
+        table = self._table(sequence)
+        first = [int(self._tables.at(table, layer, 0)) for layer in range(self.config.num_layers) if self._tables.count(table)]
+        truncate(self, sequence, length)
+        if length == 0:
+            for block in (block for block in first if self.pool.references(block) > 1):
+                self.pool.free(block)
+
+    patch.setattr(PagedCache, "truncate", twice)
+
+
+@bug("PAGED-15")
+def a_shared_block_counts_as_often_as_it_is_listed(patch):
+    def counted(self):
+        return float(self.pool._references.sum()) / self.pool.num_blocks if self.pool.num_blocks else 0.0
+
+    patch.setattr(PagedCache, "utilization", property(counted))
+
+
+@bug("WIN-03")
+def only_the_first_position_of_a_read_is_looked_up(patch):
+    new = "[each for each in wanted[:1] if self.config.sinks <= each < self._first]"
+    old = "wanted[(wanted >= self.config.sinks) & (wanted < self._first)]"
+    in_source(patch, "kvref.windowed.WindowedCache.read", old, new)
+
+
+@bug("LAW-03")
+def a_load_frees_all_but_the_last_block_of_the_former_contents(patch):
+    old = "self.pool.free_many(self._tables.close(old))"
+    in_source(patch, "kvref.paged.PagedCache._replace_table", old, "self.pool.free_many(self._tables.close(old)[:-1])")

@@ -275,6 +275,18 @@ def utilization_is_the_share_of_allocated_blocks(subject: Subject) -> None:
     assert_equal(cache.utilization, 0.0, "utilization after drop")
 
 
+@check("PAGED-15a", "paged")
+def utilization_counts_a_shared_block_once(subject: Subject) -> None:
+    subject.require_size(sequences=3)
+    session = small_session(subject, 8, sequences=3)
+    cache, parent = session.cache, session.create(2 * session.size)
+    for _ in range(2):
+        cache.fork(parent)
+        total, used = cache.config["num_blocks"], session.unit * len(session.listed())
+        got, what = cache.utilization, f"utilization with {used} of {total} blocks in the tables of forks"
+        assert_true(abs(got - used / total) <= 2.0**-22 * used / total, what, str(used / total), got)
+
+
 @check("PAGED-15b", "paged")
 def utilization_of_0_blocks_is_0(subject: Subject) -> None:
     if subject.size("num_blocks", 0):

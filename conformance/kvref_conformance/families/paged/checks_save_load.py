@@ -1,7 +1,7 @@
 """Checks of MOVE for the paged cache: sequences that are saved and loaded, whole and in parts."""
 
 from contextlib import suppress
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
+from kvref_conformance.families.paged.fixture import in_use
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE_FORMATS, STATIC_FORMATS, dim_of, inner_of
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises
@@ -81,6 +82,21 @@ def load_leaves_the_entries_that_the_tokens_need(subject: Subject) -> None:
     for layer in range(other.config["num_layers"]):
         entries = len(other.block_table(loaded, layer))
         assert_equal(entries, -(-TOKENS // other.config["block_size"]), f"entries of the table of layer {layer} after load")
+
+
+@check("LAW-03ab", "paged")
+def load_frees_the_blocks_of_the_former_contents(subject: Subject) -> None:
+    subject.require_size(sequences=2)
+    cache = cache_with_blocks(subject, 24)
+    entries = [-(-length // cache.config["block_size"]) for length in (TOKENS, 1)]
+    (long, _), (short, _) = (written_sequence(subject, cache, length) for length in (TOKENS, 1))
+    saved = [(cache.save(sequence), count) for sequence, count in zip((long, short), entries, strict=True)]
+    for (data, count), times in product(saved, range(3)):
+        cache.load(short, data)
+        in_use(subject, cache, {long: entries[0], short: count}, f"after load number {times + 1} of a sequence into another one")
+    cache.drop(long)
+    cache.drop(short)
+    in_use(subject, cache, {}, "after drop of a loaded sequence")
 
 
 @check("MOVE-01d", "paged")
