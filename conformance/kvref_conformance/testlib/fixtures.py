@@ -9,6 +9,7 @@ import numpy as np
 
 from kvref_conformance.calls.messages import to_call_error
 from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
@@ -132,6 +133,14 @@ def random_pair(subject: Subject, count: int, heads: int | None = None, dim: int
     if count > 3:
         keys[2], values[-1] = keys[1], values[0]
     return keys, values
+
+
+def strided_view(subject: Subject, array: NDArray) -> OwnArray:
+    """A view with the elements of the array, whose last two axes are not contiguous. Raises NotOffered through a pipe."""
+    subject.require_same_process("views of memory")
+    wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, array.dtype)
+    wide[..., ::2, ::2] = array
+    return OwnArray(subject.to_own_array(wide).array[..., ::2, ::2])
 
 
 def different_size(size: int) -> int:

@@ -228,3 +228,32 @@ def only_the_first_position_of_a_read_is_looked_up(patch):
 def a_load_frees_all_but_the_last_block_of_the_former_contents(patch):
     old = "self.pool.free_many(self._tables.close(old))"
     in_source(patch, "kvref.paged.PagedCache._replace_table", old, "self.pool.free_many(self._tables.close(old)[:-1])")
+
+
+@bug("ATTN-08")
+def queries_before_the_first_token_see_it(patch):
+    old = "np.arange(num_tokens - num_queries, num_tokens)"
+    in_source(patch, "kvref.attention._standing", old, f"np.maximum({old}, 0)")
+
+
+@bug("EDIT-10")
+def a_theta_of_nan_is_accepted(patch):
+    in_source(patch, "kvref.rope.Rotary.__post_init__", "0 < self.theta <= LARGEST", "not self.theta <= 0")
+
+
+@bug("PAGED-17")
+def block_tables_of_no_sequences_have_one_axis(patch):
+    in_source(patch, "kvref.block_tables.BlockTables.padded", ".reshape(len(rows), most)", "")
+
+
+@bug("LAW-15")
+def gathers_ignore_strides(patch):
+    gather = ReferenceBackend.gather
+    contiguous = np.ascontiguousarray
+
+    def flat(self, store, slots):
+        if isinstance(store, np.ndarray) and not store.flags.c_contiguous and store.base is not None:
+            store = np.lib.stride_tricks.as_strided(store, store.shape, contiguous(store).strides)
+        return gather(self, store, slots)
+
+    patch.setattr(ReferenceBackend, "gather", flat)

@@ -24,7 +24,7 @@ from kvref_conformance.testlib.assertions import (
     one_hot_queries,
     raises,
 )
-from kvref_conformance.testlib.fixtures import random_pair, random_tokens
+from kvref_conformance.testlib.fixtures import random_pair, random_tokens, strided_view
 from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS, power_of_two_edges
 from kvref_conformance.testlib.registry import check
@@ -214,6 +214,25 @@ def attention_over_no_tokens_returns_zeros(subject: Subject) -> None:
     zeros = np.zeros(query.shape, np.float32)
     assert_within(attend(subject, query, keys[:0], values[:0]), zeros, 0.0, "attention over 0 tokens")  # 0 and -0 are equal
     assert_within(attend(subject, query, keys, values, length=0), zeros, 0.0, "attention over 5 tokens with length 0")
+
+
+@check("ATTN-08", "attention")
+def causal_attention_of_queries_before_the_first_token_returns_zeros(subject: Subject) -> None:
+    """With more queries than tokens, the first queries see no token, and the others see the tokens up to their own."""
+    query, keys, values = inputs(subject, *nearest_shape(subject, 7, 4, 2, 5, 6))
+    got = attend(subject, query, keys, values, causal=True)
+    want, bound = expected_attention(subject, query[2:], keys, values, scale=0.5, causal=True)
+    assert_within(got[:2], np.zeros_like(query[:2]), 0.0, "attention of 2 queries before the first of 5 tokens")
+    assert_within(got[2:], want, bound, "attention of the queries of 5 tokens, after 2 queries before the first")
+
+
+@check("LAW-15", "attention")
+def attention_accepts_views(subject: Subject) -> None:
+    query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
+    want, bound = expected_attention(subject, query, keys, values, scale=0.5)
+    views = [strided_view(subject, part) for part in (query, keys, values)]
+    got = subject.new("attention").attention(*views, scale=0.5, causal=False, length=4)
+    assert_within(got, want, bound, "attention with strided views")
 
 
 @check("ATTN-09", "attention")

@@ -39,6 +39,7 @@ from kvref_conformance.testlib.fixtures import (
     new_object,
     random_tokens,
     round_to_input_dtype,
+    strided_view,
     supports,
 )
 from kvref_conformance.testlib.law_adapter import (
@@ -785,9 +786,7 @@ def append_accepts_views(stream: LawAdapter) -> None:
     subject.require_same_process("views of memory")
 
     def strided(array: NDArray) -> OwnArray:
-        wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, np.float32)
-        wide[..., ::2, ::2] = array
-        return OwnArray(subject.to_own_array(wide).array[..., ::2, ::2])
+        return strided_view(subject, array)
 
     def transposed(array: NDArray) -> OwnArray:
         turned = subject.to_own_array(np.ascontiguousarray(np.swapaxes(array, -1, -2))).array

@@ -466,9 +466,9 @@ def block_tables_pads_short_tables_with_minus_one(subject: Subject) -> None:
     session, sequences = three_sequences(subject, block_size=2)
     for layer in session.layers:
         tables = {sequence: block_table_of(session.cache, sequence, layer) for sequence in sequences}
-        for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0, 0)):
+        for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0, 0), ()):
             got = np.asarray(session.cache.block_tables(batch, layer))
-            most = max(len(tables[sequence]) for sequence in batch)
+            most = max((len(tables[sequence]) for sequence in batch), default=0)
             assert_true(got.shape == (len(batch), most), f"shape of block_tables of {batch}", str((len(batch), most)), got.shape)
             padded = [tables[sequence] + [-1] * (most - len(tables[sequence])) for sequence in batch]
             assert_equal(got.tolist(), padded, f"block_tables of {batch}")

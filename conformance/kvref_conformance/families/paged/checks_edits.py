@@ -281,7 +281,7 @@ def remove_with_an_invalid_theta_raises(subject: Subject) -> None:
     keys, values = random_pair(subject, 2, cache.config["num_kv_heads"], cache.config["head_dim"])
     for layer in layers:
         cache.write(sequence, layer, 0, keys, values)
-    for theta in (0.0, -1.0):
+    for theta in (0.0, -1.0, *(() if subject.by_value else (float("nan"),))):
         with raises("ConfigError"):
             cache.remove(sequence, 0, 1, theta)
     assert_equal(cache.length(sequence, 0), 2, "length after remove with an invalid theta")

@@ -43,7 +43,7 @@ from kvref_conformance.testlib.assertions import (
     may_raise,
     raises,
 )
-from kvref_conformance.testlib.fixtures import round_to_input_dtype
+from kvref_conformance.testlib.fixtures import round_to_input_dtype, strided_view
 from kvref_conformance.testlib.registry import check
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -450,6 +450,17 @@ def quantize_does_not_modify_its_argument(subject: Subject) -> None:
 
 
 # Checks of LAW-18: rows as long as all heads of a token together, and as many rows as the tokens of a prompt.
+
+
+@check("LAW-15", "rows")
+def quantize_accepts_views(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *EVERY):
+        kernels = subject.new("rows")
+        rows = rows_of_allowed_width(subject, subject.rng.normal(size=(3, 7)).astype(np.float32), name)
+        got, want = kernels.quantize(strided_view(subject, rows), name), kernels.quantize(rows, name)
+        for part, one, other in zip(("codes", "scales", "zeros"), got, want, strict=True):
+            if other is not None:
+                assert_same(one, other, f"{part} of a strided view of rows, compared with a copy, in {name}")
 
 
 @check("LAW-17", "rows")
