@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -168,9 +169,10 @@ class KeptResults:
         self.kept: list[tuple[str, Any, NDArray]] = []
 
     def add(self, what: str, result: Any) -> None:
-        """Keep a result: an array or a list, or a tuple of them."""
-        for number, part in enumerate(result if isinstance(result, tuple) else (result,)):
-            name = f"result {number} of {what}" if isinstance(result, tuple) else f"the result of {what}"
+        """Keep a result: an array or a sequence of integers, or a tuple of them."""
+        several = isinstance(result, tuple) and not all(isinstance(each, Integral) for each in result)
+        for number, part in enumerate(result if several else (result,)):
+            name = f"result {number} of {what}" if several else f"the result of {what}"
             self.kept.append((name, part, self._copy(part)))
 
     def assert_unchanged(self) -> None:
@@ -179,7 +181,7 @@ class KeptResults:
             assert_same(self._copy(result), before, f"{name}, after later calls")
 
     def _copy(self, result: Any) -> NDArray:
-        return np.array(result, np.int64) if isinstance(result, list) else np.array(self.subject.numpy(result))
+        return np.array(result, np.int64) if isinstance(result, Sequence) else np.array(self.subject.numpy(result))
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def load_frees_the_blocks_of_the_former_contents(subject: Subject) -> None:
     saved = [(cache.save(sequence), count) for sequence, count in zip((long, short), entries, strict=True)]
     for (data, count), times in product(saved, range(3)):
         cache.load(short, data)
-        in_use(subject, cache, {long: entries[0], short: count}, f"after load number {times + 1} of a sequence into another one")
+        in_use(subject, cache, {long: entries[0], short: count}, f"after load {times + 1} into another sequence")
     cache.drop(long)
     cache.drop(short)
     in_use(subject, cache, {}, "after drop of a loaded sequence")
