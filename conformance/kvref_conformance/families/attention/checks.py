@@ -270,7 +270,7 @@ def attention_outputs_stay_after_later_calls(subject: Subject) -> None:
     kept, kernel = KeptResults(subject), subject.new("attention")
     for number in range(3):
         query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
-        kept.add(f"attention call {number}", kernel.as_is("attention", query, keys, values, 0.5, False, 4))
+        kept.add(f"attention call {number}", kernel.as_is("attention", query, keys, values, scale=0.5, causal=False, length=4))
     kept.assert_unchanged()
 
 

@@ -109,7 +109,7 @@ def append_forms_groups_as_long_as_the_format_says(subject: Subject) -> None:
 
 
 def assert_quantized(run: ChannelsFixture, more: int) -> None:
-    """Appends so many tokens more than the residual, and compares what is read with the formula, without the model."""
+    """Appends `more` tokens more than the residual, and compares what is read with the formula, without the model."""
     tokens = run.random_tokens(run.residual + more)
     run.append_tokens(tokens)
     want = read_as(*tokens, *(run.config[size] for size in SIZES))
