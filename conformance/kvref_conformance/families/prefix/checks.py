@@ -483,7 +483,7 @@ def match_finds_thousands_of_blocks_until_they_are_evicted(subject: Subject) -> 
 
 @check("LAW-18", "prefix")
 def begin_separates_hundreds_of_salts(subject: Subject) -> None:
-    begin_with_salts(subject, 500)
+    begin_with_salts(subject, 300)
 
 
 @check("LAW-18", "prefix", real=True)
