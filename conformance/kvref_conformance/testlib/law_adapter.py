@@ -161,6 +161,20 @@ class LawAdapter(ABC):
         """Other methods with array arguments, each with lists of arguments in which only a shape is wrong."""
         raise NotImplementedError
 
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Calls of a stream with tokens that return arrays or lists, which no later call may change."""
+        raise NotImplementedError
+
+    def attend_arguments(self) -> tuple[Any, ...]:
+        """The arguments of `attend` before the query. A single query sees every token that `read` returns."""
+        raise NotImplementedError
+
+    def query(self) -> NDArray:
+        """One query for `attend`."""
+        return random_tokens(
+            self.subject, 1, self.config["num_kv_heads"] * self.subject.size("group_size", 1), self.config["head_dim"]
+        )
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Invalid calls, most of which must raise."""
         raise NotImplementedError

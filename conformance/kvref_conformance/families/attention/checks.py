@@ -13,6 +13,7 @@ from kvref_conformance.oracle.attention import output_rounding, visible_position
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
 from kvref_conformance.testlib.assertions import (
     LOUD_SCALE,
+    KeptResults,
     assert_same,
     assert_shape,
     assert_true,
@@ -23,7 +24,7 @@ from kvref_conformance.testlib.assertions import (
     one_hot_queries,
     raises,
 )
-from kvref_conformance.testlib.fixtures import random_pair, random_tokens
+from kvref_conformance.testlib.fixtures import random_pair, random_tokens, strided_view
 from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS, power_of_two_edges
 from kvref_conformance.testlib.registry import check
@@ -215,6 +216,25 @@ def attention_over_no_tokens_returns_zeros(subject: Subject) -> None:
     assert_within(attend(subject, query, keys, values, length=0), zeros, 0.0, "attention over 5 tokens with length 0")
 
 
+@check("ATTN-08", "attention")
+def causal_attention_of_queries_before_the_first_token_returns_zeros(subject: Subject) -> None:
+    """With more queries than tokens, the first queries see no token, and the others see the tokens up to their own."""
+    query, keys, values = inputs(subject, *nearest_shape(subject, 7, 4, 2, 5, 6))
+    got = attend(subject, query, keys, values, causal=True)
+    want, bound = expected_attention(subject, query[2:], keys, values, scale=0.5, causal=True)
+    assert_within(got[:2], np.zeros_like(query[:2]), 0.0, "attention of 2 queries before the first of 5 tokens")
+    assert_within(got[2:], want, bound, "attention of the queries of 5 tokens, after 2 queries before the first")
+
+
+@check("LAW-15", "attention")
+def attention_accepts_views(subject: Subject) -> None:
+    query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
+    want, bound = expected_attention(subject, query, keys, values, scale=0.5)
+    views = [strided_view(subject, part) for part in (query, keys, values)]
+    got = subject.new("attention").attention(*views, scale=0.5, causal=False, length=4)
+    assert_within(got, want, bound, "attention with strided views")
+
+
 @check("ATTN-09", "attention")
 def causal_attention_in_chunks_equals_one_call(subject: Subject) -> None:
     query, keys, values = inputs(subject, *nearest_shape(subject, 9, 4, 2, 9, 8))
@@ -243,6 +263,15 @@ def attention_does_not_modify_its_arguments(subject: Subject) -> None:
     subject.new("attention").attention(*own.values(), scale=0.5, causal=True, length=3)
     for name, rows in arguments.items():
         assert_same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
+
+
+@check("LAW-17", "attention")
+def attention_outputs_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernel = KeptResults(subject), subject.new("attention")
+    for number in range(3):
+        query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
+        kept.add(f"attention call {number}", kernel.as_is("attention", query, keys, values, scale=0.5, causal=False, length=4))
+    kept.assert_unchanged()
 
 
 @check("LAW-10", "attention")
@@ -279,6 +308,7 @@ def assert_attention(subject: Subject, queries: int, heads: tuple[int, int], len
     _, query_heads, kv_heads, _, dim = nearest_shape(subject, queries, *heads, length, dim)
     query = normal_rows(subject, queries, query_heads, dim)
     keys, values = (normal_rows(subject, length + padding, kv_heads, dim) for _ in range(2))
+    keys[length:], values[length:] = np.nan, np.nan
     scale, causal = 1 / math.sqrt(dim), 1 < queries <= length and not padding
     got = attend(subject, query, keys, values, scale, causal=causal, length=length)
     want, bound = expected_attention(subject, query, keys[:length], values[:length], scale=scale, causal=causal)
@@ -293,6 +323,9 @@ def attention_at_production_sizes_is_within_the_bound(subject: Subject) -> None:
     for dim in HEAD_DIMS:
         for heads in ((8, 2), (12, 12), (16, 2), (7, 1)):
             assert_attention(subject, 1, heads, 130, dim)
+    for heads in ((10, 2), (18, 3), (28, 4), (18, 2), (40, 8)):
+        for queries in (1, 3):
+            assert_attention(subject, queries, heads, 40, 64, padding=3 if queries == 1 else 0)
     for queries in (15, 17, 63, 65, 127, 129):  # prompts that end inside a tile, or at its end
         assert_attention(subject, queries, (2, 1), queries + 40, 64, padding=0)
 

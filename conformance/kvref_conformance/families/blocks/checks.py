@@ -6,7 +6,7 @@ from contextlib import suppress
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.blocks.model import Blocks
-from kvref_conformance.testlib.assertions import assert_equal, assert_true, raises
+from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_true, raises
 from kvref_conformance.testlib.fixtures import new_object
 from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.law_adapter import (
@@ -57,6 +57,16 @@ def new_pool_has_only_free_blocks(subject: Subject) -> None:
         size = subject.size("num_blocks", wanted)
         pool = new_object(subject, "blocks", num_blocks=size)
         assert_equal((pool.num_blocks, pool.num_free, pool.num_used), (size, size, 0), "total, free and used of a new pool")
+
+
+@check("LAW-17", "blocks")
+def allocate_many_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, pool = KeptResults(subject), PoolFixture(subject).cache
+    for count in (2, 2):
+        kept.add(f"allocate_many({count})", pool.as_is("allocate_many", count))
+    pool.free(int(kept.kept[0][2][0]))
+    pool.allocate()
+    kept.assert_unchanged()
 
 
 @check("BLOCK-02", "blocks")

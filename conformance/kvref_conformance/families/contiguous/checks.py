@@ -1,6 +1,7 @@
 """Checks of CONTIG: one growing buffer for a batch of sequences, and of EDIT, LAW-18 and LAW-20 for this family."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -587,12 +588,15 @@ def append_fills_buffers_to_their_last_token(subject: Subject) -> None:
                     append_content(cache, [0] * config["batch_size"], range(at, stop), written)
                     assert_cache_contains(cache, [0], stop, written)
                     at = stop
+                    with suppress(NotOffered):
+                        grown = min(max(1, 2 * capacity) if at > capacity else capacity, config["max_seq_len"])
+                        assert_equal(cache.capacity, grown, f"capacity at {at} tokens")
             capacity = max(1, 2 * capacity)
 
 
 @check("LAW-18", "contiguous")
 def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
-    cache = new_object(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=520)
+    cache = new_object(subject, "contiguous", batch_size=12, num_kv_heads=2, head_dim=80, initial_capacity=16, max_seq_len=520)
     streams, at = range(cache.config["batch_size"]), 0
     written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
     for count in (15, 1, 1, 47, 1, 64, 129, 255, 1):
@@ -605,7 +609,7 @@ def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
 @check("LAW-18", "contiguous")
 def reorder_of_long_beams_moves_every_token(subject: Subject) -> None:
     subject.require_size(batch_size=2)
-    cache = new_object(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=600)
+    cache = new_object(subject, "contiguous", batch_size=12, num_kv_heads=2, head_dim=80, initial_capacity=16, max_seq_len=600)
     batch, at = cache.config["batch_size"], 0
     written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
     streams = np.zeros((batch, 0), int)  # the stream of each row and position

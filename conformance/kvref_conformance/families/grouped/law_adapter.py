@@ -96,6 +96,13 @@ class GroupedLawAdapter(LawAdapter):
             "attend": [(self.sequence, self.layer, query, 1.0) for query in wrong_queries(self.subject)],
         }
 
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return self.sequence, self.layer
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        at = (self.sequence, self.layer)
+        return [("block_table", at), ("read", (*at, list(range(len(self)))))]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         step = [self.to_cache_layout(part) for part in random_pair(self.subject, 1)]
         yield from (("truncate", (self.sequence, length)) for length in (*NEGATIVE, LARGEST_JSON_INTEGER))

@@ -10,7 +10,7 @@ from kvref_conformance.families.hosted.model import Hosted
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.formats.per_row import read_as
-from kvref_conformance.testlib.assertions import assert_pair, assert_reads, raises
+from kvref_conformance.testlib.assertions import KeptResults, assert_pair, assert_reads, raises
 from kvref_conformance.testlib.fixtures import new_object, random_pair, require_sizes, sample_formats, supported_formats
 from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.registry import check
@@ -54,6 +54,15 @@ def to_device_restores_blocks_bit_for_bit(subject: Subject) -> None:
         fixture.write(0, 1)
         fixture.cache.to_device([1], [1])
         assert_pair(fixture.cache.read(1), before, "block 0, copied to the host and back as block 1")
+
+
+@check("LAW-17", "hosted")
+def read_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, fixture = KeptResults(subject), HostedFixture(subject)
+    for block in (0, 1, 0):
+        fixture.write(block)
+        kept.add(f"read({block})", fixture.cache.as_is("read", block))
+    kept.assert_unchanged()
 
 
 @check("LAW-04", "hosted")

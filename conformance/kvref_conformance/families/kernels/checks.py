@@ -10,7 +10,8 @@ from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject, narrow_dtype
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true, raises
+from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_same, assert_true, raises
+from kvref_conformance.testlib.fixtures import strided_view
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.tagged_content import KEYS, token_content
@@ -242,6 +243,27 @@ def require_negative_slots(subject: Subject) -> None:
 def assert_slots_rejected(subject: Subject, store: NDArray, slots: NDArray, new: NDArray, kind: str) -> None:
     assert_rejected(subject, kind, store, "scatter", slots, new)
     assert_rejected(subject, kind, store, "gather", slots)
+
+
+@check("LAW-15", "kernels")
+def scatter_and_gather_accept_views(subject: Subject) -> None:
+    store, new, slots = filled_store(subject), bits(3, subject), [5, 0, 11]
+    want = store.copy()
+    want[slots] = new
+    kernels = subject.new("kernels")
+    got = as_is(kernels, "scatter", subject.to_own_array(store.copy()), slots, strided_view(subject, new))
+    same_bits(subject.implementation.to_numpy(got), want, "the store after scatter of a strided view")
+    got = as_is(kernels, "gather", strided_view(subject, want), slots)
+    same_bits(subject.implementation.to_numpy(got), new, "tokens gathered from a strided view of a store")
+
+
+@check("LAW-17", "kernels")
+def gather_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernels, store = KeptResults(subject), subject.new("kernels"), filled_store(subject)
+    for slots in ([3, 1, 4], [5, 9, 2], [0, 6, 7]):
+        kept.add(f"gather of slots {slots}", as_is(kernels, "gather", store, slots))
+    as_is(kernels, "scatter", subject.to_own_array(store), [3, 1, 4], bits(3, subject))
+    kept.assert_unchanged()
 
 
 # Checks of KERN-09: copies of blocks of slots.

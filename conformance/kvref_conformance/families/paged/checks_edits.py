@@ -1,6 +1,7 @@
 """Checks of EDIT for the paged cache (`truncate` and `remove`), and of WIN-09 (`release_before`)."""
 
 from contextlib import suppress
+from itertools import product
 
 import numpy as np
 
@@ -111,6 +112,24 @@ def truncate_of_one_sharer_changes_no_other(subject: Subject) -> None:
             session.write(family[number], 0, length, size + 1)
             session.look()
             session.drop_all()
+
+
+@check("EDIT-05a", "paged")
+def truncate_of_one_sharer_leaves_the_blocks_of_the_others_allocated(subject: Subject) -> None:
+    """After a truncation, another sharer is dropped and all free blocks are written: the third sharer must read as before."""
+    subject.require_size(sequences=4)
+    for number, length in product((0, 1), (subject.size("block_size", 3), 1, 0)):
+        session = PagedFixture(subject, lambda: to_be_filled(subject, 8))
+        parent = session.create(2 * session.size)
+        sharers = [parent, session.cache.fork(parent), session.cache.fork(parent)]
+        session.cache.truncate(sharers.pop(number), length)
+        session.cache.drop(sharers.pop(0))
+        filler, count = session.cache.create(), 0
+        for _ in range(room(session.cache)):
+            with may_raise("OutOfBlocks"):
+                session.write_in_each_layer(filler, count, session.size)
+                count += session.size
+        session.look()
 
 
 @check("EDIT-06a", "paged")
@@ -262,7 +281,7 @@ def remove_with_an_invalid_theta_raises(subject: Subject) -> None:
     keys, values = random_pair(subject, 2, cache.config["num_kv_heads"], cache.config["head_dim"])
     for layer in layers:
         cache.write(sequence, layer, 0, keys, values)
-    for theta in (0.0, -1.0):
+    for theta in (0.0, -1.0, *(() if subject.by_value else (float("nan"),))):
         with raises("ConfigError"):
             cache.remove(sequence, 0, 1, theta)
     assert_equal(cache.length(sequence, 0), 2, "length after remove with an invalid theta")

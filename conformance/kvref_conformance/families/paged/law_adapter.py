@@ -134,6 +134,16 @@ class PagedLawAdapter(LawAdapter):
             "attend": [(self.sequence, 0, query, 1.0) for query in queries],
         }
 
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return self.sequence, self.layer
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        at = (self.sequence, self.layer)
+        calls: list[tuple[str, tuple[Any, ...]]] = [(name, at) for name in ("gather", "block_table")]
+        calls += [(name, ([self.sequence], self.layer)) for name in ("gather_batch", "lengths", "block_tables")]
+        calls += [("slot_mapping", (*at, 0, len(self))), ("read", (*at, list(range(len(self)))))]
+        return calls
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = random_pair(self.subject, 1)
         yield from (("ensure_capacity", (self.sequence, count)) for count in (*NEGATIVE, LARGEST_JSON_INTEGER))

@@ -481,6 +481,32 @@ def match_finds_thousands_of_blocks_until_they_are_evicted(subject: Subject) -> 
     assert_true(free >= whole * layers, "free blocks without live sequences", f"at least {whole * layers}", free)
 
 
+@check("LAW-18", "prefix")
+def begin_separates_hundreds_of_salts(subject: Subject) -> None:
+    begin_with_salts(subject, 300)
+
+
+@check("LAW-18", "prefix", real=True)
+def begin_separates_thousands_of_salts(subject: Subject) -> None:
+    begin_with_salts(subject, 5000)
+
+
+def begin_with_salts(subject: Subject, count: int) -> None:
+    """Checks that a prompt with a new salt has no hit, and that all salts are then found."""
+    need_declared_order(subject)
+    served = serving(subject, count + 8, block_size=1, head_dim=8)
+    tokens = prompt(served.size)
+    salts = [f"tenant-{number}" for number in range(affordable_tokens(subject, min(count, room(served.cache) - 8)))]
+    for salt in salts:
+        sequence, hit = served.begin([*tokens, OTHER], salt)
+        assert_equal(hit, 0, f"the hit with the salt {salt!r} before its first use")
+        served.write(sequence, 0, len(tokens))
+        served.cache.commit(sequence, tokens)
+        served.cache.drop(sequence)
+    for salt in salts[::29]:
+        assert_equal(served.match([*tokens, OTHER], salt), len(tokens), f"match with the salt {salt!r}, one of {len(salts)}")
+
+
 @check("LAW-18", "prefix", real=True)
 def begin_serves_a_thousand_prompts(subject: Subject) -> None:
     """The hits depend on the order of eviction, but must be right in any order."""

@@ -279,10 +279,12 @@ def mean_absolute_error_is_over_all_elements(subject: Subject) -> None:
 @check("ATTN-10", "quantized")
 def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
-        cache, query, scale = cache_after_steps(subject, 7, format=name), random_queries(subject, 1), default_scale(subject)
-        layer = cache.config["num_layers"] - 1
-        want, bound = expected_attention(subject, query, *cache.read_tokens(layer, list(range(7))), scale=scale)
-        assert_within(cache.attend(layer, query, scale), want, bound, f"attention over {name} tokens")
+        cache, scale = cache_after_steps(subject, 7, format=name), default_scale(subject)
+        for layer in range(cache.config["num_layers"]):
+            query = random_queries(subject, layer % 3 + 1)
+            want, bound = expected_attention(subject, query, *cache.read_tokens(layer, list(range(7))), scale=scale)
+            what = f"attention of {len(query)} queries over {name} tokens in layer {layer}"
+            assert_within(cache.attend(layer, query, scale), want, bound, what)
 
 
 # Checks of EDIT for the quantized cache: `truncate` of every layer.

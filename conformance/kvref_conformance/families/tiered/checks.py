@@ -212,7 +212,7 @@ def attend_computes_each_head_separately(subject: Subject) -> None:
 @check("ATTN-10", "tiered")
 def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
     cache = new_object(subject, "tiered", warm_length=2)
-    query = random_queries(subject, 1)
+    query = random_queries(subject, 3)
     empty = cache.attend(query, default_scale(subject))
     assert_within(empty, np.zeros(query.shape), 0.0, "attention over an empty cache")  # 0 and -0 are equal
     cache.append(*random_pair(subject, 13))

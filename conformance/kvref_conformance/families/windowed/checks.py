@@ -272,8 +272,9 @@ def read_of_an_evicted_position_returns_its_token_or_raises(subject: Subject) ->
     for count in scaled_steps(session, (9, 1, 1, 8, 2)):
         session.append(count)
         for position in range(len(session)):
-            with may_raise("PositionOutOfRange"):
-                session.cache.read([position])
+            for positions in ([position], [len(session) - 1, position], [position, len(session) - 1]):
+                with may_raise("PositionOutOfRange"):
+                    session.cache.read(positions)
         for position in subject.integers(len(session), -1, -len(session)):
             with raises("PositionOutOfRange"):
                 session.cache.read([position])
