@@ -150,6 +150,21 @@ def close_changes_no_other_session(subject: Subject) -> None:
     fixture.step([third, first], 20)
 
 
+@check("ENG-05a", "engine")
+def close_of_an_unused_loaded_session_changes_no_later_session(subject: Subject) -> None:
+    """A transfer into the loaded session that is still in progress would land in the memory of the next session."""
+    fixture = EngineFixture(subject)
+    engine = fixture.engine
+    first = fixture.open(fixture.prompt())
+    saved = engine.save(first)
+    engine.close(first)
+    for _ in range(2):
+        engine.close(engine.load(saved))
+        session = fixture.open(fixture.prompt())
+        fixture.generate(session, fixture.period)
+        engine.close(session)
+
+
 @check("ENG-05b", "engine")
 def cancel_leaves_all_sessions_as_before(subject: Subject) -> None:
     fixture = EngineFixture(subject)

@@ -1,5 +1,8 @@
 """The state machine of the family `grouped`."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -72,6 +75,52 @@ class GroupedStateMachine(FamilyStateMachine):
         """Returns whether one more sequence can be created."""
         return len(self.known.lengths) < min(MANY, self.subject.size("sequences", 99))
 
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.sequence(which)
+        return {
+            "create": lambda number: self.continue_with(self.call("create", self.objects[0]) if self.room() else None),
+            "drop": self.drop_in_a_row,
+            "fork": self.fork_in_a_row,
+            "truncate": self.truncate_in_a_row,
+            "begin": self.begin_in_a_row,
+            "commit": lambda number: self.commit_what_is_there(self.edited),
+            "reset": self.reset_in_a_row,
+            "step": lambda number: self.rows(self.edited, (1 + number % 4) * self.stride, "uneven"),
+        }
+
+    edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
+
+    def continue_with(self, sequence: int | None) -> None:
+        """Makes the next edits on this sequence, if it was created."""
+        self.edited = self.edited if sequence is None else sequence
+
+    def drop_in_a_row(self, number: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.edited)
+        self.continue_with(choose_one(self.known.lengths, number))
+
+    def fork_in_a_row(self, number: int) -> None:
+        if self.room():
+            child = self.call("fork", self.objects[0], sequence=self.edited)
+            self.continue_with(child if number % 2 else None)
+
+    def truncate_in_a_row(self, number: int) -> None:
+        length = self.known.lengths.get(self.edited, 0)
+        self.call("truncate", self.objects[0], sequence=self.edited, length=0 if number == 7 else max(0, length - number))
+        self.plans[self.edited] = []
+
+    def begin_in_a_row(self, number: int) -> None:
+        if self.room() and not self.known.held.unsure:
+            tokens = prompt((0, 0, 3, 5)[number % 4] * self.stride, (2 + number) * self.stride)
+            begun = self.call("begin", self.objects[0], tokens=tokens)
+            if begun is not None:
+                self.plans[begun] = tokens
+                self.continue_with(begun)
+
+    def reset_in_a_row(self, number: int) -> None:
+        for sequence in list(self.known.lengths):
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
+
     @precondition(lambda self: self.objects)
     @rule()
     def create(self) -> None:
@@ -84,7 +133,7 @@ class GroupedStateMachine(FamilyStateMachine):
         sequence = self.sequence(which)
         for _ in range(times):
             self.rows(sequence, count * self.stride, kind)
-            if commit and sequence in self.known.lengths:
+            if commit:
                 self.commit_what_is_there(sequence)
 
     step_more = step
@@ -109,7 +158,8 @@ class GroupedStateMachine(FamilyStateMachine):
         return tokens
 
     def commit_what_is_there(self, sequence: int) -> None:
-        self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
+        if sequence in self.known.lengths:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
 
     @precondition(lambda self: self.objects)
     @rule(
@@ -190,6 +240,8 @@ class GroupedStateMachine(FamilyStateMachine):
             if child is not None:
                 self.rows(child, count * self.stride, kind)
 
+    fork_more = fork
+
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY_INDEX, position=st.integers(-1, 12))
     def read(self, which: int, layer: int, position: int) -> None:
@@ -203,6 +255,8 @@ class GroupedStateMachine(FamilyStateMachine):
         query = self.source.rows((count, self.shape[0] * group, self.shape[1]), kind)
         layer = clip_index(layer, self.config["num_layers"])
         self.call_quietly("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
+
+    attend_more = attend
 
     @precondition(lambda self: self.objects)
     @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))

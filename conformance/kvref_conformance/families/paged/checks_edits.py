@@ -274,6 +274,28 @@ def remove_with_rotation(subject: Subject, dtype: str, layout: str, theta: float
         assert_same(cache.gather(parent, layer)[0], keys, f"keys of the parent in layer {layer} after remove from its fork")
 
 
+@check("EDIT-10bc", "paged")
+def remove_twice_with_theta_adds_the_rotations(subject: Subject) -> None:
+    """Nothing is read between the two calls, so that a cache that rotates later has two rotations to apply."""
+    dtype, theta = subject.formats("float32", "float16", "bfloat16")[0], 10_000.0
+    cache = with_room(subject, 12, dtype=dtype, head_dim=6)
+    heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
+    if dim % 2:
+        raise NotOffered(f"an even head_dim, where its limits say {dim}")
+    sequence, layers, before = cache.create(), range(cache.config["num_layers"]), []
+    for layer in layers:
+        cache.write(sequence, layer, 0, *random_pair(subject, 2 * size + 2, heads, dim))
+        before.append(np.asarray(cache.gather(sequence, layer)[0], np.float32))
+    cache.remove(sequence, size, size + 2, theta, "halves")
+    cache.remove(sequence, 0, 1, theta, "halves")
+    for layer, keys in zip(layers, before, strict=True):
+        want, length = rotated_keys(keys[size + 2 :], -3, theta, "halves")
+        bound = 2 * 3.01 * 2.0**-24 * length
+        bound += 2 * (UNIT[dtype] * (length + bound) + LEAST[dtype])
+        moved = f"keys of layer {layer} that moved twice, in {dtype}"
+        assert_within(cache.gather(sequence, layer)[0][size - 1 :], want, bound, moved)
+
+
 @check("EDIT-10e", "paged")
 def remove_with_an_invalid_theta_raises(subject: Subject) -> None:
     cache = with_room(subject, 12, head_dim=6)

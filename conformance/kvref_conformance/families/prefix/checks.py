@@ -315,6 +315,19 @@ def match_ignores_uncommitted_tokens(subject: Subject) -> None:
     served.finds(tokens, 2 * size)
 
 
+@check("PREFIX-04c", "prefix")
+def commit_adds_no_block_that_release_before_freed(subject: Subject) -> None:
+    need_tokens(subject)
+    served = PrefixFixture(subject)
+    size, tokens = served.size, prompt(4 * served.size)
+    sequence, _ = served.begin(tokens)
+    served.write(sequence, 0, len(tokens))
+    served.cache.release_before(sequence, 2 * size)
+    for count in (size, 2 * size, 4 * size):
+        served.cache.commit(sequence, tokens[:count])
+        assert_equal(served.match(tokens), 0, f"match after commit of {count} tokens, of which {2 * size} are released")
+
+
 @check("PREFIX-12a", "prefix")
 def hit_reads_as_a_miss(subject: Subject) -> None:
     need_tokens(subject)

@@ -97,6 +97,20 @@ def evicted_prompts_are_never_found_again(subject: Subject) -> None:
         served.finds(tokens, 2 * served.size)
 
 
+@check("PREFIX-07", "prefix")
+def commit_finds_no_evicted_block_again(subject: Subject) -> None:
+    subject.require_size(sequences=2)
+    served = with_free_entries(subject, 4)
+    size, tokens = served.size, blocks(served, 1, 2, 3)
+    sequence, _ = served.begin(tokens)
+    served.write(sequence, 0, len(tokens))
+    served.cache.commit(sequence, tokens[: 2 * size])
+    served.cache.release_before(sequence, 2 * size)
+    served.allocate(3)
+    served.cache.commit(sequence, tokens)
+    assert_equal(served.match([*tokens, 0]), 0, "match after released blocks were evicted and later tokens committed")
+
+
 @check("PREFIX-08a", "prefix")
 def uncached_blocks_are_allocated_first(subject: Subject) -> None:
     need_declared_order(subject)

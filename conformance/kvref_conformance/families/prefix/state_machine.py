@@ -1,5 +1,6 @@
 """The state machine of the family `prefix`, which includes the rules of the paged cache."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -32,8 +33,7 @@ class PrefixStateMachine(PagedStateMachine):
     """
 
     family = "prefix"
-    move = None  # type: ignore[assignment]  # the paged state machine tests save, load and release_before
-    release_before = None  # type: ignore[assignment]
+    move = None  # type: ignore[assignment]  # the paged state machine tests save and load
 
     @initialize(
         blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),
@@ -72,6 +72,32 @@ class PrefixStateMachine(PagedStateMachine):
                 if any((want.values != part.values).any() for want, part in zip(wanted, here.tokens[position], strict=True)):
                     return False
         return True
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        edits = super().edits(which)
+        del edits["load"]
+        return edits | {
+            "begin": self.begin_in_a_row,
+            "commit": lambda number: self.commit_in_a_row(LONG * self.stride),
+            "reset": self.reset_in_a_row,
+        }
+
+    def begin_in_a_row(self, number: int) -> None:
+        if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
+            tokens = prompt((0, 0, 3, 5)[number % 4], (2 + number) * self.stride)
+            sequence = self.call("begin", self.objects[0], tokens=tokens)
+            if sequence is not None:
+                self.plans[sequence] = tokens
+                self.continue_with(sequence)
+
+    def commit_in_a_row(self, count: int) -> None:
+        if self.edited in self.prefix_model.sequences:
+            self.commit_all(self.edited, count)
+
+    def reset_in_a_row(self, number: int) -> None:
+        for sequence in list(self.prefix_model.sequences):
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
 
     @precondition(lambda self: self.objects)
     @rule(
@@ -130,6 +156,19 @@ class PrefixStateMachine(PagedStateMachine):
             middle = len(self.prefix_model.committed[sequence][1]) // 2
             tokens = {1: [*there, 1], 2: [*there[:count], -1], 3: [*there[:middle], FRESH, *there[middle + 1 :]]}
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=st.integers(0, 2), back=st.sampled_from((0, 1, 2, 3)), kind=row_kinds())
+    def commit_after_release(self, which: int, back: int, kind: str) -> None:
+        """Appends tokens, releases the blocks before a window, and then commits all tokens."""
+        sequence = self.chosen(which, full=True)
+        keys, values = make_pair(self.source, (self.layers, 1, *self.shape), kind)
+        for _ in range(2 * self.stride):
+            self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
+        position = max(0, self.shortest(sequence) - back * self.stride)
+        self.call("release_before", self.objects[0], sequence=sequence, position=position)
+        if sequence in self.prefix_model.sequences:
+            self.commit_all(sequence, self.shortest(sequence))
 
     @precondition(lambda self: self.objects)
     @rule(

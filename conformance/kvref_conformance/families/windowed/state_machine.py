@@ -1,5 +1,6 @@
 """The state machine of the family `windowed`."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -46,6 +47,13 @@ class WindowedStateMachine(FamilyStateMachine):
 
     def query(self, count: int, group: int) -> Any:
         return self.source.rows((count, self.shape[0] * group, self.shape[1]), "uneven")
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        return {
+            "append": lambda number: self.append(1 + number, "uneven"),
+            "step": lambda number: self.step(1 + number % 4, 1, "uneven"),
+        } | self.cache_edits(lambda: len(self.model.tokens))
 
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT, group=GROUP, kind=row_kinds())
