@@ -35,12 +35,18 @@ ARGUMENTS = {
     "negative_integers": "`false` if arguments have an unsigned type",
     "one_block_table": "`true` if all layers share one block table",
     "other_eviction_order": "`true` if blocks are evicted in another order than PREFIX-08, GROUP-06 or MOVE-11 defines",
+    "null_block": "`true` if block 0 of a cache is reserved, and never contains tokens; `num_blocks` does not count it",
+    "repeated_sequences": "`false` if `append` and `append_step` accept each sequence at most once per call",
+    "settle": "`true` if freed blocks can be allocated only after `settle`, an operation without arguments that the judge calls",
     "tables_alone": "`true` if the cache has block tables but stores no tokens",
 }
 SWITCHES = {
     "negative_integers": True,
     "one_block_table": False,
     "other_eviction_order": False,
+    "null_block": False,
+    "repeated_sequences": True,
+    "settle": False,
     "tables_alone": False,
 }  # with their defaults
 RANGE_KEYS = ("least", "most", "multiple_of")
