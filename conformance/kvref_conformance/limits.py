@@ -37,6 +37,7 @@ ARGUMENTS = {
     "other_eviction_order": "`true` if blocks are evicted in another order than PREFIX-08, GROUP-06 or MOVE-11 defines",
     "null_block": "`true` if block 0 of a cache is reserved, and never contains tokens; `num_blocks` does not count it",
     "repeated_sequences": "`false` if `append` and `append_step` accept each sequence at most once per call",
+    "rounded_weights": "`true` if attention rounds its weights to float16 or bfloat16, the only dtype that it accepts (ATTN-04)",
     "settle": "`true` if freed blocks can be allocated only after `settle`, an operation without arguments that the judge calls",
     "tables_alone": "`true` if the cache has block tables but stores no tokens",
 }
@@ -46,6 +47,7 @@ SWITCHES = {
     "other_eviction_order": False,
     "null_block": False,
     "repeated_sequences": True,
+    "rounded_weights": False,
     "settle": False,
     "tables_alone": False,
 }  # with their defaults

@@ -64,8 +64,12 @@ class ModelRunner:
             isinstance(expected, ExpectedArrays) and expected.always_slack
         ):  # a computed result, rounded to the dtype of the arguments
             dtype = self.limits.dtypes(request.family)[0]
-            parts = [(part.values, part.slack + output_rounding(part.values, part.slack, dtype)) for part in expected.parts]
-            return replace(expected, parts=tuple(ExpectedReads(*part) for part in parts))
+            rounded = self.limits.switch(request.family, "rounded_weights")
+            more = expected.weight_slack(dtype) if rounded and expected.weight_slack else 0.0
+            slacks = [part.slack + more for part in expected.parts]
+            slacks = [slack + output_rounding(part.values, slack, dtype) for part, slack in zip(expected.parts, slacks, strict=True)]
+            parts = zip(expected.parts, slacks, strict=True)
+            return replace(expected, parts=tuple(ExpectedReads(part.values, slack) for part, slack in parts))
         return expected
 
     def judge(self, exchange: Exchange, expected: Expectation) -> None:
