@@ -51,6 +51,7 @@ SWITCHES = {
     "settle": False,
     "tables_alone": False,
 }  # with their defaults
+REFUSALS = ("ConfigError", "ValueError", "AssertionError", "NotImplementedError")  # errors for sizes that are not supported
 RANGE_KEYS = ("least", "most", "multiple_of")
 MAX_WIDTH = 512  # the largest size that is tried to find one that fits a format's groups
 AT_LEAST_ONE = ("tokens", "sequences")  # limits that must allow 1: the last call of a split append may have one token
@@ -224,6 +225,16 @@ class Limits:
         return (
             tuple(name for name in PLAIN_FORMATS if name in limit.among) or PLAIN_FORMATS
         )  # a limit to quantized formats does not restrict it
+
+
+def describe_refusal(family: str, kind: str, message: str) -> str:
+    """The error that a factory raised for valid sizes, with the limits that would exclude the sizes that its message names."""
+    words = message.replace(" ", "_")
+    named = [name for name in all_families()[family].small if name in words]
+    if not named and kind not in REFUSALS:
+        return f"{kind}: {message}"
+    limits = ", ".join(f'"{name}": ...' for name in named) or "..."
+    return f'{kind}: {message} (to exclude unsupported sizes, declare limits = {{"{family}": {{{limits}}}}})'
 
 
 @cache

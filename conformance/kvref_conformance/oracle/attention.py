@@ -97,7 +97,7 @@ def output_rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
 def weight_rounding(query: NDArray, keys: NDArray, values: NDArray, dtype: str, **options: Any) -> NDArray:
     """The additional error of weights that are rounded to a narrower dtype before they are multiplied by values, float64.
 
-    The kernel rounds exp(score - largest) of each token, or this divided by the sum. Either is at most 1, and the sum is at least 1.
+    The kernel rounds exp(score - largest) of each token, or this divided by the sum. Either is at most 1, and the sum at least 1.
     With u half a unit in the last place of 1, and e half of the least number, the error is at most u sum(p |v|) + e sum(|v|).
     options: those of `attention`.
     """
@@ -158,5 +158,7 @@ def expect_attend(
         clause,
         parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),),
         always_slack=True,
-        weight_slack=lambda dtype: weight_rounding(query, keys.values, values.values, dtype, scale=scale, views=views, ranks=ranks),
+        weight_slack=lambda dtype: weight_rounding(
+            query, keys.values, values.values, dtype, scale=scale, views=views, ranks=ranks
+        ),
     )

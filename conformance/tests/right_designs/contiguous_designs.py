@@ -161,8 +161,9 @@ class AnyBatch(Contiguous):
         if not rows:
             raise CONFIG("no rows")
         if len(rows) == self.batch:
-            return super().permute(rows)
-        self.batch, self.buffers = len(rows), [buffer[rows] for buffer in self.buffers]
+            super().permute(rows)
+        else:
+            self.batch, self.buffers = len(rows), [buffer[rows] for buffer in self.buffers]
 
 
 LIMITS: dict[str, dict[str, object]] = {}

@@ -404,7 +404,8 @@ class RemoveMovesWholeBlocks(Paged):
         blocks = range(int(start) // self.size, int(stop) // self.size)
         whole = not start % self.size and not stop % self.size and self.first(sequence) <= start <= stop
         if theta is not None or not whole or stop > min(self.counts[sequence]):
-            return super().remove(sequence, start, stop, theta, layout)
+            super().remove(sequence, start, stop, theta, layout)
+            return
         table = self.tables[sequence]
         self.unlist(table[blocks.start : blocks.stop])
         self.tables[sequence] = table[: blocks.start] + table[blocks.stop :]
@@ -526,9 +527,10 @@ LIMITS: dict[str, dict[str, object]] = {
     "OneTableForAllLayers": {"one_block_table": True},
 }
 DESIGNS: Sequence[type] = (
-    RandomFreeList, OldestFreeBlockFirst, LowestFreeBlockFirst, NeverUsedBlocksFirst, ParkedUntilTheNextAllocation, ParkedUntilSettle, NullBlock, OneListPerLayer,
-    BlocksInADictionary, LayersMadeOnTheFirstWrite, TransposedValues, OneTensor, MemoryDoubles, WritesAreLogged, WritesWaitForARead,
-    ImmutableMemory, FreedBlocksAreOverwritten, Float16, SlotsOfEachRequest, LargeIds, DescendingIds, NumpyIds, Tuples,
-    BackwardStrides, ForkCopiesPartlyFilledBlocks, ForkLeavesEmptyBlocks, TruncateKeepsEveryBlock, TruncateKeepsOneBlockMore,
-    RemoveMovesWholeBlocks, CopiesAreDelayed, OneTableForAllLayers, FewOperations, ForkIsACopy,
+    RandomFreeList, OldestFreeBlockFirst, LowestFreeBlockFirst, NeverUsedBlocksFirst, ParkedUntilTheNextAllocation,
+    ParkedUntilSettle, NullBlock, OneListPerLayer, BlocksInADictionary, LayersMadeOnTheFirstWrite, TransposedValues,
+    OneTensor, MemoryDoubles, WritesAreLogged, WritesWaitForARead, ImmutableMemory, FreedBlocksAreOverwritten, Float16,
+    SlotsOfEachRequest, LargeIds, DescendingIds, NumpyIds, Tuples, BackwardStrides, ForkCopiesPartlyFilledBlocks,
+    ForkLeavesEmptyBlocks, TruncateKeepsEveryBlock, TruncateKeepsOneBlockMore, RemoveMovesWholeBlocks, CopiesAreDelayed,
+    OneTableForAllLayers, FewOperations, ForkIsACopy,
 )  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 CONFIG, SEQUENCE, LAYER, POSITION, SHAPE, DTYPE, BLOCKS, NOT_TRUNCATABLE = (
     type(name, (Exception,), {})
     for name in (
-        "ConfigError", "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange", "ShapeMismatch", "DtypeMismatch", "OutOfBlocks",
-        "NotTruncatable",
+        "ConfigError", "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange", "ShapeMismatch", "DtypeMismatch",
+        "OutOfBlocks", "NotTruncatable",
     )
 )  # fmt: skip
 RELEASED = -1
@@ -333,4 +333,3 @@ class Paged:
             if not self.references[block]:
                 del self.references[block]
                 self.give_back(block)
-

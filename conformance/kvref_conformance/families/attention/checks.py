@@ -174,7 +174,9 @@ def attention_output_is_between_the_values(subject: Subject) -> None:
         largest = np.abs(each).max(axis=0)
         slack = (2 * shape[3] + 3) * 2.0**-23 * largest
         if subject.limits.switch("attention", "rounded_weights"):
-            slack = slack + weight_rounding(round_to(query * 3, subject.dtype), keys, values, subject.dtype, scale=1.0).max(axis=0)
+            slack = slack + weight_rounding(round_to(query * 3, subject.dtype), keys, values, subject.dtype, scale=1.0).max(
+                axis=0
+            )
         slack += output_rounding(largest, slack, subject.dtype)
         inside = (got >= each.min(axis=0) - slack) & (got <= each.max(axis=0) + slack)
         assert_true(inside.all(), f"output for the shape {shape}", "between the least and the largest value", got[~inside])

@@ -318,7 +318,9 @@ def tokens_of_slots(subject: Subject, slots: NDArray, heads: int, dim: int) -> N
 def empty_store(num_slots: int, heads: int, dim: int) -> NDArray:
     """Returns float32 [num_slots, heads, dim]. Raises NotOffered if it is larger than MAX_STORE_BYTES."""
     if 4 * num_slots * heads * dim > MAX_STORE_BYTES:
-        raise NotOffered(f"{num_slots} slots in at most {MAX_STORE_BYTES >> 20} MiB, where its limits lead to {heads} heads of {dim}")
+        raise NotOffered(
+            f"{num_slots} slots in at most {MAX_STORE_BYTES >> 20} MiB, where its limits lead to {heads} heads of {dim}"
+        )
     return np.zeros((num_slots, heads, dim), np.float32)
 
 
