@@ -136,6 +136,7 @@ class Subject(CallRecorder):
         """
         if self.limits.declared:
             args = {name: self._round_argument(name, value) for name, value in args.items()}
+            self._require_different_sequences(op, args)
             if (parts := self._split_append(op, args)) is not None:
                 given = call_in_order(partial(self.call, op, on, part) for part in parts)
                 return None if given[0] is None else np.concatenate(given)
@@ -151,6 +152,13 @@ class Subject(CallRecorder):
         handed = self.limits.dtypes(self.family)[0]
         narrowed = isinstance(value, np.ndarray) and value.dtype == np.float32 and name not in FORMAT_ARRAYS
         return round_to(value, handed) if narrowed else value
+
+    def _require_different_sequences(self, op: str, args: Mapping[str, Any]) -> None:
+        """Raise NotOffered if a batch contains a sequence twice, and the limits exclude that."""
+        if op.endswith((".append", ".append_step")) and not self.limits.switch(self.family, "repeated_sequences"):
+            sequences = args.get("sequences", ())
+            if len(set(sequences)) < len(sequences):
+                raise NotOffered("a sequence twice in one batch, where its limits say repeated_sequences false")
 
     def _split_append(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Split an append into calls of as many tokens as the limits allow; None if no split is needed. Raises NotOffered."""

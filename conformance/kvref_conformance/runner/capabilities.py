@@ -182,12 +182,19 @@ class _RestrictedRunner(CheckRunner):
         return subject
 
 
+def _without_counting(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits, in general and of each family, without the switches that wrap an implementation."""
+    counting = {name for family in all_families().values() for name in family.counted_as}
+    named = {name: _without_counting(value) if name in all_families() else value for name, value in limits.items()}
+    return {name: value for name, value in named.items() if name not in counting}
+
+
 def _judge_checks(
     implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], checks: Sequence[Check]
 ) -> list[CheckResult]:
     limits = getattr(implementation, "limits", None) or {}
-    # kvref's own caches have one block table per layer. `one_block_table` changes how blocks are counted, not what can be judged.
-    limits = {name: value for name, value in limits.items() if name != "one_block_table"}
+    # These limits change how blocks are counted, not what can be judged, and kvref's own caches count as the specification does.
+    limits = _without_counting(limits)
     restricted = RestrictedImplementation(limits, operations, families, implementation.formats, implementation.level)
     judge = _RestrictedRunner(restricted, isinstance(implementation, JsonClient))
     found = [judge.judge_check(check) for check in checks]

@@ -7,6 +7,7 @@ from kvref.array import Array
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.families.paged.shared_table_adapter import SharedTableAdapter
+from kvref_conformance.families.pool_adapters import NullBlockAdapter, SettlingAdapter
 from kvref_conformance.implementation_api import Batch, BatchStep, Offsets, Query, Saved, Tables, Tokens
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of, scales_fit
 from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, args, counting_rows, on_family
@@ -36,7 +37,7 @@ FAMILY = Family(
     fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0 and scales_fit(config, "dtype"),
     may_be_zero=("num_blocks",),
     appending={"write": ("keys", "values")},
-    counted_as={"one_block_table": SharedTableAdapter},
+    counted_as={"settle": SettlingAdapter, "null_block": NullBlockAdapter, "one_block_table": SharedTableAdapter},
 )
 
 
