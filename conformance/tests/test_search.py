@@ -104,7 +104,9 @@ def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
     (tmp_path / "mends.py").write_text(RAISES + MENDS)
     first = kvref(*searched)
     assert first.returncode == 1 and "got      RuntimeError: gone already" in first.stdout, first.stdout + first.stderr
-    assert first.stdout.count("PAGED-07 · any sequence of calls") == 1  # although nearly every call sequence shows it, of forks too
+    assert (
+        first.stdout.count("PAGED-07 · any sequence of calls") == 1
+    )  # although nearly every call sequence shows it, of forks too
     corpus = tmp_path / ".kvref/search/mends+Cache/corpus.json"
     failure = by_shape(corpus)[OF_ALL]
     assert failure["times"] > 1

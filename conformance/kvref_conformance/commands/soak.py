@@ -17,12 +17,13 @@ from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import call_timeout, require_folder, required_name
 from kvref_conformance.results import CheckResult
+from kvref_conformance.runner.capabilities import probe_operations
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, RunEnded
 from kvref_conformance.runner.options import Effort, RunOptions
 from kvref_conformance.runner.subprocess_runner import make_runner
 from kvref_conformance.soak.cache_console import print_figures, print_violation, progress_bar
 from kvref_conformance.soak.cache_soak import SoakStatistics, a_serving_workload, run_soak
-from kvref_conformance.soak.drivers import soak_families
+from kvref_conformance.soak.drivers import room_errors, soak_families
 from kvref_conformance.testlib.registry import Check
 from kvref_conformance.traces.paths import save_failure
 
@@ -83,10 +84,16 @@ def _soak_family(
 ) -> Failure | None:
     check = Check("LAW-18", family, a_serving_workload)
     try:
+        status = judge.run(probe_operations, (family,))[family]
         soaked = judge.run(run_soak, family, options.seed, seconds)
     except RunEnded as ended:  # only the last call is known
         return Failure(check, ended.call_trace, ended.violation)
-    latest[family] = soaked.figures
+    latest[family], called = soaked.figures, soaked.figures.operations
+    if not soaked.figures.not_offered:
+        names = [op.partition(".")[2] for op in status.operations]
+        soaked.figures.not_exercised = [name for name in names if name not in called]
+        if not soaked.figures.refused and room_errors(family):
+            soaked.figures.not_exercised.append("a call without room")
     if soaked.failure is None or soaked.failure.violation is None:
         return None
     return Failure(check, soaked.failure.call_trace, soaked.failure.violation)
