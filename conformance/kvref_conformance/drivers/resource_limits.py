@@ -119,8 +119,7 @@ class time_limit:
 # exceptions (callbacks of the garbage collector such as Hypothesis's, callbacks of weak references, and __del__). The alarm
 # repeats, so the next one raises.
 _NOT_IN = {
-    each.__code__
-    for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit.extend, time_limit._leave)
+    each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit.extend, time_limit._leave)
 }
 _WEAK: tuple[Any, ...] = (weakref.WeakSet(), weakref.WeakKeyDictionary(), weakref.WeakValueDictionary())
 _NOT_IN |= {each._remove.__code__ for each in _WEAK}
