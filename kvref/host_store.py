@@ -169,6 +169,7 @@ class HostStore:
             popped.append((used, key))
             if block.ready and not block.loads and key not in keep:
                 found.append(key)
+                keep.add(key)  # an entry can occur twice
         if len(found) < count:
             for entry in popped:
                 heappush(self._uses, entry)

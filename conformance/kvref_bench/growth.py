@@ -36,6 +36,12 @@ def paged_config(num_blocks: int) -> PagedConfig:
     return PagedConfig(num_blocks=num_blocks, block_size=4, num_layers=1, num_kv_heads=HEADS, head_dim=DIM)
 
 
+def append_single_tokens(cache: PooledCache | ShardedCache, count: int) -> None:
+    row = tokens(1)
+    for _ in range(count):
+        cache.append(row, row)
+
+
 def commit_of_equal_prompts(count: int) -> Callable[[], object]:
     """`count` sequences with the same prompt of one block, each committed, then dropped and evicted."""
     cache, rows, prompt = PrefixCache(paged_config(count)), tokens(4), list(range(4))
@@ -58,14 +64,19 @@ def load_of_parts(count: int) -> Callable[[], object]:
     source, target = cache.create(), other.create()
     cache.write(source, 0, 0, tokens(count), tokens(count))
     parts = [cache.save(source, tokens=[at, at + 1]) for at in range(count)]
-    return lambda: [other.load(target, part) for part in parts]
+
+    def run() -> None:
+        for part in parts:
+            other.load(target, part)
+
+    return run
 
 
 def append_to_a_pooled_cache(count: int) -> Callable[[], object]:
     """`count` appends of one token to buffers of 4 tokens."""
     config = PooledConfig(num_kv_heads=HEADS, head_dim=DIM, tokens_per_block=4, max_tokens=count)
-    cache, row = PooledCache(config), tokens(1)
-    return lambda: [cache.append(row, row) for _ in range(count)]
+    cache = PooledCache(config)
+    return lambda: append_single_tokens(cache, count)
 
 
 def read_of_one_quantized_token(count: int) -> Callable[[], object]:
@@ -85,9 +96,10 @@ def append_to_one_sequence_many_times(count: int) -> Callable[[], object]:
 
 def append_to_a_sharded_cache(count: int) -> Callable[[], object]:
     """`count` appends of one token on two ranks, in blocks of one token."""
-    sizes = {"block_size": 1, "num_blocks": count, "num_kv_heads": HEADS, "head_dim": DIM}
-    cache, row = ShardedCache(ShardedConfig(head_ranks=1, token_ranks=2, **sizes)), tokens(1)
-    return lambda: [cache.append(row, row) for _ in range(count)]
+    cache = ShardedCache(
+        ShardedConfig(num_blocks=count, block_size=1, num_kv_heads=HEADS, head_dim=DIM, head_ranks=1, token_ranks=2)
+    )
+    return lambda: append_single_tokens(cache, count)
 
 
 def store_beside_pinned_blocks(count: int) -> Callable[[], object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvref_conformance.calls import interrupts
 
@@ -46,14 +46,24 @@ _JOBS = (
 
 def _parser() -> argparse.ArgumentParser:
     import argparse
+    import re
 
     from kvref_conformance.drivers.resource_limits import SERVER_TIMEOUT, TIMEOUT
+    from kvref_conformance.exceptions import suggest
     from kvref_conformance.runner.options import EXAMPLES
     from kvref_conformance.runner.verdict import MIN_JUDGED_PERCENT
 
     patience = f"maximum seconds per call (default {TIMEOUT:g}; {SERVER_TIMEOUT:g} for a server)"
 
-    parser = argparse.ArgumentParser(prog="kvref", description="Test LLM KV caches against the clauses of a specification.")
+    class Parser(argparse.ArgumentParser):
+        """Suggests the nearest choice for one that does not exist. Its subparsers are of this class too."""
+
+        def error(self, message: str) -> NoReturn:
+            if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+                message += suggest(found[1], re.findall(r"[\w-]+", found[2]))
+            super().error(message)
+
+    parser = Parser(prog="kvref", description="Test LLM KV caches against the clauses of a specification.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(
         "check",
@@ -128,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         "all results. Needs Dask: pip install '.[search]' in a clone",
     )
     _add_implementation_options(search)
+    search.add_argument("--family", metavar="FAMILY", help="search one family only: paged, quantized, ...")
     search.add_argument("--hours", type=float, metavar="N", help="duration in hours")
     search.add_argument("--minutes", type=float, metavar="N", help="duration in minutes, added to --hours")
     search.add_argument(
@@ -257,7 +268,7 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_canary_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_canary_command(commands: argparse._SubParsersAction[Any]) -> None:
     from kvref.canary import Canary
     from kvref_canary.files.architectures import ARCHITECTURES
     from kvref_canary.files.huggingface import DTYPES
@@ -325,7 +336,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader closed the pipe
         return EXIT_CANNOT_RUN
-    except (CannotRun, SpecError, CheckError, TraceError, ResultsError, ExpectedFailuresError, OSError) as error:
+    except OSError as error:
+        return _cannot_run(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except (CannotRun, SpecError, CheckError, TraceError, ResultsError, ExpectedFailuresError) as error:
         return _cannot_run(str(error))
 
 

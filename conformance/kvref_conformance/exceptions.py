@@ -1,10 +1,25 @@
 """The exceptions that end a check, a call or a run."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 
 class CannotRun(Exception):
     """The run cannot start or continue, for example because the implementation cannot be loaded. The message is one line."""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """A suggestion for a name that does not exist: ": did you mean paged?", or "" if no known name is similar."""
+    likely = get_close_matches(word, list(known), n=1)
+    return f": did you mean {likely[0]}?" if likely else ""
+
+
+def require_file(option: str, file: str, remedy: str) -> None:
+    """Raise CannotRun if the file or folder that an option names does not exist. remedy: where such a file comes from."""
+    if not Path(file).exists():
+        raise CannotRun(f"{option}: no file {file} ({remedy})")
 
 
 class NotOffered(Exception):

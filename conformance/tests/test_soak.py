@@ -71,7 +71,7 @@ def test_a_wrong_cache_is_named_and_kept(kvref, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     done = kvref("soak", "wrong:Wraps", "--family", "paged", "--minutes", "0.1")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "which is keys[" in done.stdout or "which is values[" in done.stdout
+    assert "\n    expected " in done.stdout and "\n    got      " in done.stdout
     assert "not conformant: breaks LAW-18 (paged)" in done.stdout
     trace = tmp_path / ".kvref/failures/LAW-18-paged-wrong+Wraps.jsonl"
     assert json.loads(trace.read_text().splitlines()[0])["judge"] == "model"

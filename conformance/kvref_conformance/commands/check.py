@@ -13,7 +13,7 @@ from kvref_conformance.calls import interrupts
 from kvref_conformance.clauses import Clause
 from kvref_conformance.commands.check_list import list_checks, list_coverage
 from kvref_conformance.drivers.resource_limits import collect_rarely
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, require_file, suggest
 from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import call_timeout, require_folder, required_name, selected_name
@@ -88,7 +88,8 @@ def check(options: argparse.Namespace) -> int:
 
 def _reject_contradictory_options(options: argparse.Namespace) -> None:
     if options.family is not None and options.family not in families():
-        raise CannotRun(f"--family: expected one of {', '.join(families())}, got {options.family!r}")
+        known = ", ".join(families())
+        raise CannotRun(f"--family: expected one of {known}, got {options.family!r}{suggest(options.family, families())}")
     if not 0 <= options.least_judged <= 100:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
     for option, least in (("seed", 0), ("examples", 1), ("jobs", 1)):
@@ -111,6 +112,7 @@ def _reject_contradictory_options(options: argparse.Namespace) -> None:
 def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
     if not options.xfails or (options.update_xfails and not Path(options.xfails).exists()):
         return {}
+    require_file("--xfails", options.xfails, "--update-xfails writes it")
     return expected_failures.read_expected_failures(Path(options.xfails))
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from kvref_canary.server.url import SERVER_PREFIX
 from kvref_conformance.calls import interrupts
 from kvref_conformance.commands.soak_server import soak_server
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, suggest
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import call_timeout, require_folder, required_name
 from kvref_conformance.results import CheckResult
@@ -37,7 +37,8 @@ def soak_implementation(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
     if options.family is not None and options.family not in soak_families():
-        raise CannotRun(f"--family: expected one of {', '.join(soak_families())}, got {options.family!r}")
+        known = ", ".join(soak_families())
+        raise CannotRun(f"--family: expected one of {known}, got {options.family!r}{suggest(options.family, soak_families())}")
     require_folder("json", options.json)
     if options.name.startswith(SERVER_PREFIX):
         return soak_server(options)

@@ -156,7 +156,7 @@ def what_goes_is_not_said(patch):
 
 @bug("MOVE-10")
 def what_the_call_names_is_evicted(patch):
-    in_source(patch, f"{STORE}._to_evict", "keep, found = set(kept)", "keep, found = set()")
+    in_source(patch, f"{STORE}._to_evict", "set(kept)", "set()")
 
 
 @bug("MOVE-10")
