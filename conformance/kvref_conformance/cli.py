@@ -6,7 +6,9 @@ never a traceback. Ctrl-C prints no traceback either: `main` installs its handle
 
 from __future__ import annotations
 
+import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
 EXIT_CANNOT_RUN = 2
+CRASH_REPORT = ".kvref/crash.txt"
 
 _EPILOG = """\
 implementations:
@@ -340,10 +343,26 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _cannot_run(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except (CannotRun, SpecError, CheckError, TraceError, ResultsError, ExpectedFailuresError) as error:
         return _cannot_run(str(error))
+    except Exception as error:
+        return _cannot_run(_crash_report("".join(traceback.format_exception(error))))
+
+
+def _crash_report(traceback_text: str) -> str:
+    """Write the traceback of an error in kvref itself to CRASH_REPORT. Return the line to print."""
+    from pathlib import Path
+
+    lines = traceback_text.strip().splitlines()
+    places = [line.strip() for line in lines if line.strip().startswith("File ")]
+    Path(CRASH_REPORT).parent.mkdir(exist_ok=True)
+    Path(CRASH_REPORT).write_text(f"{shlex.join(sys.argv)}\n{traceback_text}", encoding="utf-8")
+    where = f" ({places[-1]})" if places else ""
+    return f"an error in kvref itself: {lines[-1]}{where}; please report it with {CRASH_REPORT}"
 
 
 def _cannot_run(why: str) -> int:
-    print(f"kvref: {why}", file=sys.stderr)
+    from kvref_conformance.exceptions import printable
+
+    print(f"kvref: {printable(why)}", file=sys.stderr)
     return EXIT_CANNOT_RUN
 
 

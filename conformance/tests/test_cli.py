@@ -8,7 +8,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from kvref_conformance.calls.messages import to_call_error
 from kvref_conformance.clauses import all_clauses
+from kvref_conformance.cli import main
+from kvref_conformance.exceptions import ClauseViolation, NotOffered, printable
 from kvref_conformance.runner.check_runner import select_checks
 
 
@@ -261,3 +264,25 @@ def test_in_the_judges_process_there_is_a_debugger_and_what_is_printed_is_seen(k
     done = kvref("check", "mine:Debugged", *one, "--no-isolate", typed="p 6 * 7\n" + "c\n" * 1000)
     assert "(Pdb) 42" in done.stdout
     assert "not conformant: breaks" not in done.stdout
+
+
+def test_a_command_that_does_not_exist_is_corrected(kvref):
+    assert kvref("chek", "numpy").stderr.endswith("'explain'): did you mean check?\n")
+
+
+def test_an_error_in_the_judge_names_its_line_and_the_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvref_conformance.commands.spec_info.list_implementations", lambda options: 1 // 0)
+    assert main(["list"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("kvref: an error in kvref itself: ZeroDivisionError: ")
+    assert "test_cli.py" in said and said.endswith("; please report it with .kvref/crash.txt\n")
+    assert "Traceback" in (tmp_path / ".kvref/crash.txt").read_text()
+
+
+def test_escape_sequences_do_not_reach_the_terminal():
+    assert printable("a\x1b[31mb\x07\nc") == "a\\x1b[31mb\\x07\nc"
+    violation = ClauseViolation("", "no error", "RuntimeError: \x1b[31m")
+    assert violation.got == "RuntimeError: \\x1b[31m" and "\x1b" not in str(violation)
+    assert str(NotOffered("\x1b]0;title\x07")) == "\\x1b]0;title\\x07"
+    assert to_call_error(RuntimeError("\x1b[2J")).message == "\\x1b[2J"

@@ -54,10 +54,18 @@ def check(options: argparse.Namespace) -> int:
         if options.list:
             list_coverage(console, options, judge, chosen)
             return 0
-        with run_in_parallel(
-            judge, chosen, options.jobs or default_jobs(run_options, everything=_clause_pattern(options) == "*")
-        ):
-            results = _run_checks(options, run_options, judge, chosen, console.width)
+        jobs = options.jobs or default_jobs(run_options, everything=_clause_pattern(options) == "*")
+        with interrupts.defer_interrupts():  # Ctrl-C when the last check has ended must not lose the results
+            with run_in_parallel(judge, chosen, jobs):
+                results = _run_checks(options, run_options, judge, chosen, console.width)
+            return _report_results(options, run_options, judge, chosen, results, expected, console)
+
+
+def _report_results(
+    options: argparse.Namespace, run_options: RunOptions, judge: CheckRunner, chosen: dict[Clause, list[Check]],
+    results: list[Result], expected: dict[str, str], console: Console,
+) -> int:  # fmt: skip
+    """Print the table and the verdict, and write the files. Return the exit status. Raises CannotRun."""
     interrupted = len(results) < len(chosen)
     conclusion = overall_verdict(results, options.least_judged, interrupted)
     print_table(console, results, judge.implementation, interrupted)
@@ -160,7 +168,9 @@ def _run_checks(
         raise CannotRun(f"pytest stopped with exit code {int(code)}")
     if live.num_unread:
         raise BrokenPipeError
+    if live.trouble and "\n" in live.trouble[0].strip():
+        raise RuntimeError(live.trouble[0].strip())  # the traceback of an error in the judge
     if live.trouble:
-        raise CannotRun(live.trouble[0].strip().splitlines()[-1])
+        raise CannotRun(live.trouble[0].strip())
     order = {clause.id: number for number, clause in enumerate(chosen)}
     return sorted(live.results, key=lambda result: order[result["clause"]])

@@ -167,7 +167,8 @@ def print_interrupted(console: Console, results: list[Result], of: int) -> None:
     failed = [each["clause"] for each in results if each["verdict"] == "failed"]
     if failed:
         console.print(Text(f"not conformant: breaks {', '.join(failed)}", style="bold red"))
-    said = f"interrupted: {len(results)} of {of} clauses ran, {of - len(results)} did not"
+    judged = sum(each["verdict"] in ("passed", "failed") for each in results)
+    said = f"interrupted: {judged} of {of} clauses judged, {of - len(results)} did not run"
     console.print(Text(said, style="bold yellow"))
 
 
