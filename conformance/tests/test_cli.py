@@ -10,7 +10,6 @@ import pytest
 
 from kvref_conformance.calls.messages import to_call_error
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.cli import main
 from kvref_conformance.exceptions import ClauseViolation, NotOffered, printable
 from kvref_conformance.runner.check_runner import select_checks
 
@@ -270,13 +269,20 @@ def test_a_command_that_does_not_exist_is_corrected(kvref):
     assert kvref("chek", "numpy").stderr.endswith("'explain'): did you mean check?\n")
 
 
-def test_an_error_in_the_judge_names_its_line_and_the_report(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kvref_conformance.commands.spec_info.list_implementations", lambda options: 1 // 0)
-    assert main(["list"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("kvref: an error in kvref itself: ZeroDivisionError: ")
-    assert "test_cli.py" in said and said.endswith("; please report it with .kvref/crash.txt\n")
+CRASH = """
+import sys
+import kvref_conformance.commands.spec_info as command
+from kvref_conformance.cli import main
+command.list_implementations = lambda options: 1 // 0
+sys.exit(main(["list"]))
+"""
+
+
+def test_an_error_in_the_judge_names_its_line_and_the_report(tmp_path):
+    done = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("kvref: an error in kvref itself: ZeroDivisionError: ")
+    assert ", line 5, in <lambda>); please report it with .kvref/crash.txt" in done.stderr
     assert "Traceback" in (tmp_path / ".kvref/crash.txt").read_text()
 
 
