@@ -76,7 +76,10 @@ def a_serving_workload(subject: Subject) -> None:
 
 
 def run_soak(judge: CheckRunner, family: str, seed: int, seconds: float, most: float = math.inf) -> SoakResult:
-    """Run a workload for `seconds`, for `most` events or until a check fails. `judge.progress` receives the figures as text."""
+    """Run a workload for `seconds`, for `most` events or until a check fails, then compare the tokens of all requests.
+
+    `judge.progress` receives the figures as text.
+    """
     figures, events = SoakStatistics(family), list[WorkloadEvent]()
     began = told = time.monotonic()
     violation: ClauseViolation | None = None
@@ -84,19 +87,21 @@ def run_soak(judge: CheckRunner, family: str, seed: int, seconds: float, most: f
         try:
             subject = judge.begin_family(family)
             served = make_driver(subject, family, *FULL_SIZES)
-            for event in Workload(served, np.random.default_rng([seed, len(family)])).events():
+            workload = Workload(served, np.random.default_rng([seed, len(family)]))
+            for event in workload.events_until(lambda: time.monotonic() - began > seconds or figures.events >= most):
                 events.append(event)
                 violation = run_event(served, event, figures)
                 count_calls(subject, figures)
                 subject.clear_trace()
                 now = time.monotonic()
-                if violation or now - told > REPORT_INTERVAL or now - began > seconds:
-                    told, figures.seconds = now, now - began
+                figures.seconds = now - began
+                if violation or now - told > REPORT_INTERVAL:
+                    told = now
                     figures.memory.append((round(now - began, 1), resident_bytes()))
                     judge.progress(figures.text(), int(1000 * (now - began)), int(1000 * seconds))
-                if violation or now - began > seconds or figures.events >= most:
-                    figures.seconds = now - began
+                if violation:
                     break
+            figures.memory.append((round(figures.seconds, 1), resident_bytes()))
         except NotOffered as missing:
             figures.not_offered = str(missing)
     return SoakResult(figures, shrink_workload(judge, family, events, violation) if violation else None)

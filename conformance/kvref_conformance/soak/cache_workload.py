@@ -87,6 +87,15 @@ class Workload:
             yield from self._stepping()
             yield from self._editing()
 
+    def events_until(self, is_over: Callable[[], bool]) -> Iterator[WorkloadEvent]:
+        """The events until `is_over`, and then a look at each running request."""
+        for event in self.events():
+            if is_over():
+                break
+            yield event
+        for number in list(self.server.running_requests()):
+            yield WorkloadEvent("look", (number,))
+
     def _length(self, mean: float) -> int:
         """Return a length of at least 1 and at most the server's limit per request."""
         drawn = self.rng.lognormal(math.log(mean) - self.mix.scatter**2 / 2, self.mix.scatter)
