@@ -100,7 +100,7 @@ def test_an_interruption_after_the_last_check_loses_nothing(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "conformant for the selected clauses: 1 of 1 judged, all passed"
-    assert not json.loads((tmp_path / "out.json").read_text())["interrupted"]
+    assert "interrupted" not in json.loads((tmp_path / "out.json").read_text())
 
 
 def test_what_ends_at_once_has_told_of_its_failures(kvref):
