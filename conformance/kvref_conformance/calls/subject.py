@@ -41,6 +41,7 @@ class Subject(CallRecorder):
         self.family, self.clause = family, clause
         self.limits = Limits(getattr(implementation, "limits", None), implementation.formats)
         self.derivations_used: dict[str, str] = {}  # the derived operations that were used, with a description of the derivation
+        self.declined: dict[str, str] = {}  # the operations that the implementation declined, with its last message
         self.judged: Any = None  # judges its calls, in a check that has sessions (testlib/session.py)
         self._deriving: list[str] = []
 
@@ -143,6 +144,7 @@ class Subject(CallRecorder):
         try:
             return self.make(op, on, args, as_is)
         except OperationDeclined as declined:
+            self.declined[op] = str(declined)
             if on is None or as_is:
                 raise
             return self._derived(op, on, args, declined)

@@ -28,12 +28,14 @@ HEADS, DIM = 2, 5  # for arguments of objects that have no such sizes
 class OperationStatus:
     """The provided and the missing operations of one family ("paged.read").
 
-    unmade: why no object could be created, in which case both lists are empty; otherwise "".
+    unmade: why no object could be created, in which case both lists are empty; otherwise "". reasons: why the implementation
+    declines a missing operation, if its NotOffered has a message.
     """
 
     operations: list[str]
     missing: list[str]
     unmade: str = ""
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def probe_operations(judge: CheckRunner, families: Sequence[str]) -> dict[str, OperationStatus]:
@@ -91,7 +93,9 @@ def _probe_family(subject: Subject, family: str) -> OperationStatus:
             found.append(op)
         if isinstance(got.get(op), ObjectProxy):
             objects["buffer"] = got[op].id
-    return OperationStatus(found, [op for op in steps if op not in found])
+    missing = [op for op in steps if op not in found]
+    given = {op: subject.declined[op] for op in missing if subject.declined.get(op, op) not in (op, "")}
+    return OperationStatus(found, missing, reasons=given)
 
 
 # A preview for `kvref check NAME --list`: the clauses that can be judged, and those that one more operation would add.

@@ -128,6 +128,11 @@ def sequences(got: ResultByName) -> Any:
     return [got["paged.create"]]
 
 
+def length(got: ResultByName) -> int:
+    """Returns the number of tokens after append_step, which is first, because some caches need layers of equal length for it."""
+    return int("paged.append_step" in got)
+
+
 def sample_calls(sizes: Sizes) -> SampleCalls:
     tokens = counting_rows(2, sizes.heads, sizes.dim)
     query = counting_rows(1, sizes.heads, sizes.dim)
@@ -137,9 +142,9 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
     return {
         **on_family("paged", {
             "create": args(), "ensure_capacity": args(sequence=sequence, num_tokens=2),
-            "write": args(**here, start=0, keys=tokens, values=tokens),
-            "append": args(sequences=sequences, layer=sizes.layers - 1, keys=batch, values=batch),
             "append_step": args(sequences=sequences, keys=step, values=step),
+            "write": args(**here, start=length, keys=tokens, values=tokens),
+            "append": args(sequences=sequences, layer=sizes.layers - 1, keys=batch, values=batch),
             "length": args(**here), "lengths": args(sequences=sequences, layer=0), "gather": args(**here),
             "gather_batch": args(sequences=sequences, layer=0),
             "read": args(**here, positions=[1, 0]), "block_table": args(**here),
