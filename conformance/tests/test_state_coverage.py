@@ -45,7 +45,7 @@ def test_a_machine_meets_the_pairs_of_operations_of_its_family(family):
     met = set(count_pairs(family, random_sequences(OnBackend(backend("numpy")), family, examples=MANY_PAIRS.get(family, 100))))
     impossible = {pair for pair in all_pairs(family) if why_impossible(pair)}
     assert met & impossible == set()
-    assert len(all_pairs(family) - impossible - met) <= len(all_pairs(family)) // 30  # chance: one in thirty can be missing
+    assert len(all_pairs(family) - impossible - met) <= 1 + len(all_pairs(family)) // 30  # a few can be missing by chance
 
 
 def rows(count, heads=1, dim=2):

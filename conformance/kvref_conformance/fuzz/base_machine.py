@@ -26,7 +26,7 @@ from kvref_conformance.testlib.fixtures import supports
 from kvref_conformance.traces.checked_session import CheckedSession
 from kvref_conformance.traces.shrinking import replay_requests
 
-# Numbers of calls that pass before the machine reads, one after the other, and from the first again.
+# Numbers of calls that pass before the machine reads, in order, and from the first again.
 WHICH = st.integers(0, 5)
 EDIT_SIZES = (1, 2, 3, 0, 5, 8, 20, 33)  # numbers of tokens of an edit
 GAPS = st.lists(st.sampled_from((0, 0, 0, 0, 0, 1, 2, 3)), max_size=6)

@@ -61,7 +61,7 @@ def pairs_in(family: str, call_trace: Iterable[Exchange]) -> dict[Pair, set[str]
     """The pairs of successful calls in a call trace, each with the states (see EARLIER) in which its sequences were.
 
     A and B have a sequence in common, or sequences that descend from one by forks; or one of them names none, because it creates
-    a sequence or changes the object as a whole; or A ends a sequence.
+    a sequence or changes the object as a whole; or A frees the memory of one.
     """
     changing, found = changing_operations(family), dict[Pair, set[str]]()
     ancestors, states = dict[int, int](), dict[int, set[str]]()

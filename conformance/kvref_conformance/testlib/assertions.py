@@ -14,7 +14,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attention as of_float32
-from kvref_conformance.oracle.attention import output_rounding
+from kvref_conformance.oracle.attention import output_rounding, weight_rounding
 from kvref_conformance.oracle.formats import ROTATED_FORMATS
 from kvref_conformance.oracle.formats.hadamard_rotation import block_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
@@ -33,8 +33,13 @@ def normal_rows(subject: Subject, *shape: int) -> NDArray:
 def expected_attention(
     subject: Subject, query: NDArray, keys: NDArray, values: NDArray, **options: Any
 ) -> tuple[NDArray, NDArray]:
-    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype."""
+    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype.
+
+    It also includes the rounding of the weights, if the limits permit that.
+    """
     want, bound = of_float32(query, keys, values, **options)
+    if subject.limits.switch(subject.family, "rounded_weights"):
+        bound = bound + weight_rounding(query, keys, values, subject.limits.dtypes(subject.family)[0], **options)
     return want, bound + output_rounding(want, bound, subject.dtype)
 
 

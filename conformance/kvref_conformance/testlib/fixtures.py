@@ -14,6 +14,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.limits import describe_refusal
 from kvref_conformance.oracle.formats import (
     DRIFTING_FORMAT,
     FORMAT_KINDS,
@@ -64,7 +65,7 @@ def construct(subject: Subject, family: str, **config: Any) -> ObjectProxy:
         raise
     except Exception as error:
         said = to_call_error(error)
-        got = f"{said.kind}: {said.message}"
+        got = describe_refusal(family, said.kind, said.message)
         raise ClauseViolation(f"{family}.new", EXPECTED_OBJECT, got, "LAW-12", said.where) from error
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import output_rounding, visible_positions
+from kvref_conformance.oracle.attention import output_rounding, visible_positions, weight_rounding
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
 from kvref_conformance.testlib.assertions import (
     LOUD_SCALE,
@@ -88,6 +88,8 @@ def attention_weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None
         got = attend(subject, repeat_for_group(subject, tokens[1:]), tokens, tokens, scale)
         want = repeat_for_group(subject, tokens[1:]) / (1 + math.exp(-scale))
         bound = 1e-6 + output_rounding(want, np.zeros(1), subject.dtype)
+        if subject.limits.switch("attention", "rounded_weights"):
+            bound = bound + weight_rounding(repeat_for_group(subject, tokens[1:]), tokens, tokens, subject.dtype, scale=scale)
         assert_within(got, want, bound, f"weight of the second token at scale {scale}")
 
 
@@ -172,6 +174,10 @@ def attention_output_is_between_the_values(subject: Subject) -> None:
         each = np.repeat(values, shape[1] // shape[2], axis=1).astype(np.float64)
         largest = np.abs(each).max(axis=0)
         slack = (2 * shape[3] + 3) * 2.0**-23 * largest
+        if subject.limits.switch("attention", "rounded_weights"):
+            slack = slack + weight_rounding(round_to(query * 3, subject.dtype), keys, values, subject.dtype, scale=1.0).max(
+                axis=0
+            )
         slack += output_rounding(largest, slack, subject.dtype)
         inside = (got >= each.min(axis=0) - slack) & (got <= each.max(axis=0) + slack)
         assert_true(inside.all(), f"output for the shape {shape}", "between the least and the largest value", got[~inside])

@@ -85,10 +85,8 @@ class GroupedStateMachine(FamilyStateMachine):
             "begin": self.begin_in_a_row,
             "commit": lambda number: self.commit_what_is_there(self.edited),
             "reset": self.reset_in_a_row,
-            "step": lambda number: self.rows(self.edited, (1 + number % 4) * self.stride, "uneven"),
+            "step": lambda number: self.rows(self.edited, (1 + number) * self.stride, "uneven"),
         }
-
-    edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
 
     def continue_with(self, sequence: int | None) -> None:
         """Makes the next edits on this sequence, if it was created."""
@@ -137,6 +135,7 @@ class GroupedStateMachine(FamilyStateMachine):
                 self.commit_what_is_there(sequence)
 
     step_more = step
+    step_again = step
 
     def rows(self, sequence: int, count: int, kind: str) -> None:
         keys, values = make_pair(self.source, (self.config["num_layers"], count, *self.shape), kind)

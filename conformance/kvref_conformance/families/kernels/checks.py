@@ -10,12 +10,14 @@ from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject, narrow_dtype
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_same, assert_true, raises
 from kvref_conformance.testlib.fixtures import strided_view
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.tagged_content import KEYS, token_content
 
+MAX_STORE_BYTES = 2**28  # of a store at production sizes
 SLOTS = 12  # at least; rounded up to full blocks
 NANS = {  # a quiet and a signaling NaN with payloads, per dtype
     "float32": (0x7FC12345, 0xFF800001), "float16": (0x7E12, 0xFC01), "bfloat16": (0x7FC1, 0xFF81),
@@ -329,20 +331,31 @@ def copy_of_invalid_blocks_raises_and_changes_nothing(subject: Subject) -> None:
 # Checks of LAW-18: kernels at production sizes.
 
 
-def tokens_of_slots(slots: NDArray, heads: int, dim: int) -> NDArray:
-    """Returns float32 [n, heads, dim]: the token that belongs in each slot."""
-    return token_content(0, 0, slots, heads, dim, KEYS)
+def tokens_of_slots(subject: Subject, slots: NDArray, heads: int, dim: int) -> NDArray:
+    """Returns float32 [n, heads, dim]: the token that belongs in each slot, rounded to the dtype of array arguments."""
+    rounded: NDArray = round_to(token_content(0, 0, slots, heads, dim, KEYS), subject.limits.dtypes("kernels")[0])
+    return rounded
+
+
+def empty_store(num_slots: int, heads: int, dim: int) -> NDArray:
+    """Returns float32 [num_slots, heads, dim]. Raises NotOffered if it is larger than MAX_STORE_BYTES."""
+    if 4 * num_slots * heads * dim > MAX_STORE_BYTES:
+        raise NotOffered(
+            f"{num_slots} slots in at most {MAX_STORE_BYTES >> 20} MiB, where its limits lead to {heads} heads of {dim}"
+        )
+    return np.zeros((num_slots, heads, dim), np.float32)
 
 
 def assert_scatter_and_gather(subject: Subject, num_slots: int, slots: NDArray, heads: int, dim: int) -> None:
-    """Scatters tokens to slots and gathers them in another order; other slots must not change."""
+    """Scatters tokens to slots and gathers them in another order; other slots must not change. heads, dim: the wanted sizes."""
+    heads, dim = subject.size("num_kv_heads", heads), subject.size("head_dim", dim)
     kernels = subject.new("kernels")
-    store: Any = subject.to_own_array(np.zeros((num_slots, heads, dim), np.float32))
+    store: Any = subject.to_own_array(empty_store(num_slots, heads, dim))
     for part in np.array_split(slots, 3):
-        store = OwnArray(kernels.as_is("scatter", store, part, tokens_of_slots(part, heads, dim)))
+        store = OwnArray(kernels.as_is("scatter", store, part, tokens_of_slots(subject, part, heads, dim)))
     back = subject.rng.permutation(slots)
     got = subject.numpy(kernels.as_is("gather", store, back))
-    assert_same(got, tokens_of_slots(back, heads, dim), f"tokens gathered from {len(back)} of {num_slots} slots")
+    assert_same(got, tokens_of_slots(subject, back, heads, dim), f"tokens gathered from {len(back)} of {num_slots} slots")
     others = np.setdiff1d(np.concatenate([slots + 1, slots - 1]) % num_slots, slots)[:1000]
     got = subject.numpy(kernels.as_is("gather", store, others))
     assert_same(got, np.zeros((len(others), heads, dim), np.float32), "other slots")
@@ -352,18 +365,21 @@ def assert_scatter_and_gather(subject: Subject, num_slots: int, slots: NDArray, 
 def scatter_and_gather_move_whole_tokens_at_production_sizes(subject: Subject) -> None:
     near = [power + by for power in (256, 1024, 4096, 32_768, 65_536) for by in (-1, 0, 1)]
     slots = np.unique([*near, 0, 69_999, *subject.rng.choice(70_000, 2000, replace=False)])
-    assert_scatter_and_gather(subject, 70_000, subject.rng.permutation(slots), 1, 16)
-    for dim in HEAD_DIMS:
-        assert_scatter_and_gather(subject, 600, subject.rng.permutation(600)[:300], 3, dim)
+    size = subject.size("block_size", 1)  # the store has whole blocks
+    assert_scatter_and_gather(subject, -(-70_000 // size) * size, subject.rng.permutation(slots), 1, 16)
+    for dim in dict.fromkeys(subject.size("head_dim", each) for each in HEAD_DIMS):
+        assert_scatter_and_gather(subject, -(-600 // size) * size, subject.rng.permutation(600)[:300], 3, dim)
 
 
 @check("LAW-18", "kernels")
 def update_starts_at_any_position(subject: Subject) -> None:
     kernels = subject.new("kernels")
-    for dim in (64, 128):
-        buffer = np.zeros((1, 2, 1030, dim), np.float32)
+    batch, heads = subject.size("batch_size", 1), subject.size("num_kv_heads", 2)
+    for dim in dict.fromkeys(subject.size("head_dim", each) for each in (64, 128)):
+        buffer = np.zeros((batch, heads, 1030, dim), np.float32)
         for position, count in ((0, 127), (127, 2), (129, 383), (512, 1), (513, 511), (1024, 6)):
-            new = tokens_of_slots(np.arange(position, position + count), 2, dim).transpose(1, 0, 2)[None]
+            rows = tokens_of_slots(subject, np.arange(position, position + batch * count), heads, dim)
+            new = rows.reshape(batch, count, heads, dim).transpose(0, 2, 1, 3)
             got = subject.numpy(kernels.as_is("update", buffer.copy(), new, position))
             buffer[:, :, position : position + count] = new
             assert_same(got, buffer, f"a buffer after update with {count} tokens at {position}")
@@ -371,13 +387,15 @@ def update_starts_at_any_position(subject: Subject) -> None:
 
 @check("LAW-18", "kernels")
 def copy_distinguishes_blocks_past_16_bits(subject: Subject) -> None:
-    kernels, size, blocks = subject.new("kernels"), 2, 66_000
+    heads, dim = subject.size("num_kv_heads", 1), subject.size("head_dim", 4)
+    kernels, size, blocks = subject.new("kernels"), subject.size("block_size", 2), 66_000
     sources = np.array([0, 255, 256, 32_767, 32_768, 65_535, 65_536, 65_999])
     targets = np.array([65_537, 1, 65_998, 300, 40_000, 2, 65_700, 3])
-    store = np.zeros((blocks * size, 1, 4), np.float32)
+    store = empty_store(blocks * size, heads, dim)
     for source in sources:
-        store[source * size : (source + 1) * size] = tokens_of_slots(np.arange(source * size, (source + 1) * size), 1, 4)
+        slots = np.arange(source * size, (source + 1) * size)
+        store[source * size : (source + 1) * size] = tokens_of_slots(subject, slots, heads, dim)
     want = store.copy()
-    want.reshape(blocks, size, 4)[targets] = store.reshape(blocks, size, 4)[sources]
+    want.reshape(blocks, size, heads, dim)[targets] = store.reshape(blocks, size, heads, dim)[sources]
     got = subject.numpy(kernels.as_is("copy", subject.to_own_array(store), sources, targets, size))
     assert_same(got, want, f"a store of {blocks} blocks after a copy of {len(sources)}")

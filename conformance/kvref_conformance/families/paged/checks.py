@@ -361,7 +361,15 @@ def step_of_tokens(session: PagedFixture, count: int) -> Pair:
 @check("PAGED-16a", "paged")
 def append_writes_at_the_end_of_each_sequence(subject: Subject) -> None:
     session, sequences = three_sequences(subject)
-    for batch in batches(sequences, (2, 0, 1), (1, 2), (0,), (), (0, 1, 0), (0, 0)):
+    for batch in batches(sequences, (2, 0, 1), (1, 2), (0,), ()):
+        session.cache.append(batch, 0, *session.random_tokens(len(batch)))
+        session.look()
+
+
+@check("PAGED-16a", "paged")
+def append_gives_a_repeated_sequence_several_tokens(subject: Subject) -> None:
+    session, sequences = three_sequences(subject)
+    for batch in batches(sequences, (0, 1, 0), (0, 0)):
         session.cache.append(batch, 0, *session.random_tokens(len(batch)))
         session.look()
 

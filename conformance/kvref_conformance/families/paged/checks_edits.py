@@ -368,7 +368,8 @@ def release_before_in_each_step_moves_a_window(subject: Subject) -> None:
             append(session, sequence, length - 1, 1)
             session.cache.release_before(sequence, length - size)
         read_around_released_positions(session)
-    in_use(subject, session.cache, dict.fromkeys(sequences, 2), "after the steps of two windowed sequences")
+    left = 6 - (4 * size + 1) // size  # entries
+    in_use(subject, session.cache, dict.fromkeys(sequences, left), "after the steps of two windowed sequences")
     for sequence in sequences:
         session.cache.drop(sequence)
     in_use(subject, session.cache, {}, "after drop of both")
@@ -383,7 +384,8 @@ def release_before_of_released_blocks_frees_no_more(subject: Subject) -> None:
     append(session, sequence, 0, 3 * size + 1)
     for position in (2 * size, 2 * size, size, 0, 2 * size + 1):
         session.cache.release_before(sequence, position)
-        in_use(subject, session.cache, {sequence: 2}, f"after release_before({position}), partly repeated")
+        left = 4 - max(2, position // size)  # entries
+        in_use(subject, session.cache, {sequence: left}, f"after release_before({position}), partly repeated")
         read_around_released_positions(session)
     session.cache.drop(sequence)
     in_use(subject, session.cache, {}, "after drop of a sequence with released blocks")
@@ -435,7 +437,8 @@ def gather_and_attend_cover_the_tokens_that_are_not_released(subject: Subject) -
     for layer in session.layers:
         cache.write(sequence, layer, 0, keys, values)
     cache.release_before(sequence, size + 1)
-    left, query = (keys[size:], values[size:]), random_queries(subject, 1)
+    first = (size + 1) // size * size
+    left, query = (keys[first:], values[first:]), random_queries(subject, 1)
     want, bound = expected_attention(subject, query, *left, scale=scale)
     gathered = offered(lambda: assert_pair(cache.gather(sequence, 0), left, "the remaining tokens by gather"))
     attended = offered(

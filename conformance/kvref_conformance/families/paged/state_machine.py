@@ -59,7 +59,7 @@ class PagedStateMachine(FamilyStateMachine):
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
             self.layers = self.config["num_layers"]
             self.block_size = int(self.config["block_size"])
-            self.stride = max(1, self.config["block_size"] // 4)  # tokens per step, larger if blocks must be large
+            self.stride = max(1, self.block_size // 4)  # tokens per step, larger if blocks must be large
         for _ in range(sequences):
             self.create()
 
@@ -103,8 +103,6 @@ class PagedStateMachine(FamilyStateMachine):
             "append": lambda number: self.append_in_a_row(number, step=False),
             "append_step": lambda number: self.append_in_a_row(number, step=True),
         }
-
-    edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
 
     def fill(self, sequence: int) -> None:
         """Appends tokens to each layer until it has more than two blocks of them, so that edits can begin where a block does."""
