@@ -232,12 +232,28 @@ class GroupedStateMachine(FamilyStateMachine):
         self.call("drop", self.objects[0], sequence=self.sequence(which))
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, count=STEP, kind=row_kinds())
-    def fork(self, which: int, count: int, kind: str) -> None:
+    @rule(which=SEQUENCE, count=STEP, commit=SOMETIMES, kind=row_kinds())
+    def fork(self, which: int, count: int, commit: bool, kind: str) -> None:
         if self.room() or which == LAST_INDEX:
-            child = self.call("fork", self.objects[0], sequence=self.sequence(which))
+            sequence = self.sequence(which)
+            child = self.call("fork", self.objects[0], sequence=sequence)
             if child is not None:
                 self.rows(child, count * self.stride, kind)
+                if commit:
+                    self.commit_after_fork(sequence, child, kind)
+
+    def commit_after_fork(self, sequence: int, child: int, kind: str) -> None:
+        """Replaces a committed token of the child and commits it. The parent then commits wrong tokens, and its own."""
+        committed = list(self.known.told[sequence][1])
+        if committed:
+            self.call("truncate", self.objects[0], sequence=child, length=len(committed) - 1)
+            self.plans[child] = []
+        for each in (child, sequence):
+            if committed and each == sequence:
+                self.call("commit", self.objects[0], sequence=sequence, tokens=[*committed[:-1], FRESH])
+            if each in self.known.lengths:
+                self.rows(each, self.stride, kind)
+                self.commit_what_is_there(each)
 
     fork_more = fork
 

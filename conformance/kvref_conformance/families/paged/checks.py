@@ -41,6 +41,7 @@ from kvref_conformance.testlib.assertions import (
 )
 from kvref_conformance.testlib.fixtures import block_table_of, new_object, random_pair, random_tokens
 from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.law_adapter import unknown_ids
 from kvref_conformance.testlib.registry import check
 
 
@@ -182,7 +183,7 @@ def any_operation_on_an_unknown_sequence_raises(subject: Subject) -> None:
     cache.write(live, 0, 0, keys, values)
     step = np.stack([keys] * layers)
     query = random_tokens(subject, 1, subject.heads * subject.size("group_size", 1))
-    for unknown in subject.integers(dropped, max(dropped, live) + 1, -1):
+    for unknown in (dropped, max(dropped, live) + 1, *unknown_ids(subject, live)):
         for method, *arguments in (
             ("drop", unknown), ("fork", unknown), ("truncate", unknown, 0), ("remove", unknown, 0, 0),
             ("ensure_capacity", unknown, 1), ("write", unknown, 0, 0, keys, values), ("read", unknown, 0, [0]),

@@ -14,6 +14,7 @@ from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE_FORMATS, STATIC_FORMATS, dim_of, inner_of
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises
 from kvref_conformance.testlib.fixtures import new_object, one_format_per_kind, random_pair, require_sizes, supported_formats
+from kvref_conformance.testlib.law_adapter import unknown_ids
 from kvref_conformance.testlib.registry import check
 
 TOKENS = 7  # more than two blocks of 3
@@ -171,8 +172,9 @@ def save_and_load_of_an_unknown_sequence_raise(subject: Subject) -> None:
     sequence, tokens = written_sequence(subject, cache, 3)
     data = cache.save(sequence)
     for name, args in (("save", ()), ("load", (data,))):
-        with raises("SequenceNotFound"):
-            getattr(cache, name)(sequence + 10**6, *args)
+        for unknown in unknown_ids(subject, sequence):
+            with raises("SequenceNotFound"):
+                getattr(cache, name)(unknown, *args)
     assert_contents(cache, sequence, tokens, "after save and load of an unknown sequence")
 
 

@@ -20,6 +20,7 @@ from kvref_conformance.testlib.law_adapter import (
     BadCall,
     Counter,
     LawAdapter,
+    unknown_ids,
     wrong_pairs,
     wrong_queries,
 )
@@ -120,8 +121,9 @@ class PagedLawAdapter(LawAdapter):
             calls += [("LayerOutOfRange", name, (sequence, layer)) for name in ("gather", "length", "block_table")]
             calls += [("LayerOutOfRange", "read", (sequence, layer, [0]))]
         calls += [("PositionOutOfRange", "read", (sequence, 0, [0, position])) for position in (-1, length)]
-        calls += [("SequenceNotFound", "gather", (other, 0)) for other in (-1, sequence + 10**6)]
-        return calls + [("SequenceNotFound", "write", (other, 0, 0, keys, values)) for other in (-1, sequence + 10**6)]
+        unknown = unknown_ids(self.subject, sequence)
+        calls += [("SequenceNotFound", "gather", (other, 0)) for other in unknown]
+        return calls + [("SequenceNotFound", "write", (other, 0, 0, keys, values)) for other in unknown]
 
     def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         pairs, queries, good = wrong_pairs(self.subject), wrong_queries(self.subject), random_tokens(self.subject, 1)

@@ -1,6 +1,7 @@
 """Checks of PREFIX: which blocks are found."""
 
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
@@ -165,6 +166,54 @@ def overwrite_in_one_layer_uncommits_tokens(subject: Subject) -> None:
         served.cache.commit(sequence, other)  # no TokenMismatch
 
 
+@check("PREFIX-02acd", "prefix")
+def sharers_commit_independently(subject: Subject) -> None:
+    """One sharer edits and commits its tokens. The committed tokens of the other, and what it commits later, do not change."""
+    need_tokens(subject)
+    subject.require_size(sequences=3)
+    for edit, editor in product(("append", "write", "truncate", "remove"), (0, 1)):
+        served = PrefixFixture(subject, 16)
+        size, tokens, cache = served.size, prompt(2 * served.size), served.cache
+        parent = served.serve(tokens)
+        sharers = parent, cache.fork(parent)
+        one, other = sharers[editor], sharers[1 - editor]
+        start = 2 * size if edit == "append" else size
+        served.prompts[one], served.prompts[other] = (([*tokens[:start], *prompt(3 * size - start, n)], "") for n in (2, 3))
+        with suppress(NotOffered):
+            if edit == "truncate":
+                cache.truncate(one, start)
+            elif edit == "remove":
+                cache.remove(one, start, 2 * size)
+            served.write(one, start, 3 * size)
+            cache.commit(one, served.prompts[one][0])
+            with raises("TokenMismatch"):
+                cache.commit(other, [*tokens[:-1], OTHER])
+            served.prompts[other] = [*tokens, *prompt(size, 3)], ""
+            served.write(other, 2 * size, 3 * size)
+            cache.commit(other, served.prompts[other][0])
+            for each in sharers:
+                what = f"match of the prompt of the {('parent', 'fork')[each != parent]}, after {edit} by the other or itself"
+                assert_equal(served.match([*served.prompts[each][0], OTHER]), 3 * size, what)
+            served.look()
+
+
+@check("PREFIX-02ad", "prefix")
+def loaded_tokens_can_be_committed(subject: Subject) -> None:
+    """A sequence with committed tokens loads a file. Its former tokens are no longer committed (MOVE-01)."""
+    need_tokens(subject)
+    subject.require_size(sequences=3)
+    for count in (1, 2, 3):  # blocks of the file
+        served = PrefixFixture(subject, 16)
+        size, tokens, cache = served.size, prompt(2 * served.size), served.cache
+        sequence, (other, _) = served.serve(tokens), served.begin(prompt(count * size, 2))
+        served.write(other, 0, count * size)
+        cache.load(sequence, cache.save(other))
+        cache.commit(sequence, prompt(count * size, 2))
+        served.prompts[sequence] = served.prompts[other]
+        served.compare(sequence, count * size)
+        assert_equal(served.match([*prompt(count * size, 2), OTHER]), count * size, "match of loaded tokens after commit")
+
+
 @check("PREFIX-02ad", "prefix")
 def truncated_tokens_can_be_committed_again(subject: Subject) -> None:
     subject.require_size(sequences=2)
@@ -319,14 +368,16 @@ def match_ignores_uncommitted_tokens(subject: Subject) -> None:
 @check("PREFIX-04c", "prefix")
 def commit_adds_no_block_that_release_before_freed(subject: Subject) -> None:
     need_tokens(subject)
-    served = PrefixFixture(subject)
-    size, tokens = served.size, prompt(4 * served.size)
-    sequence, _ = served.begin(tokens)
-    served.write(sequence, 0, len(tokens))
-    served.cache.release_before(sequence, 2 * size)
-    for count in (size, 2 * size, 4 * size):
-        served.cache.commit(sequence, tokens[:count])
-        assert_equal(served.match(tokens), 0, f"match after commit of {count} tokens, of which {2 * size} are released")
+    for counts in ((1, 2, 4), (4,), (3, 4)):  # in blocks
+        served = PrefixFixture(subject)
+        size, tokens = served.size, prompt(4 * served.size)
+        sequence, _ = served.begin(tokens)
+        served.write(sequence, 0, len(tokens))
+        served.cache.release_before(sequence, 2 * size)
+        for count in counts:
+            served.cache.commit(sequence, tokens[: count * size])
+            what = f"match after commit of {count * size} tokens, of which {2 * size} are released"
+            assert_equal(served.match([*tokens, OTHER]), 0, what)
 
 
 @check("PREFIX-12a", "prefix")

@@ -178,7 +178,7 @@ class PrefixStateMachine(PagedStateMachine):
         kind=row_kinds(),
     )
     def say_otherwise(self, which: int, back: int, how: str, kind: str) -> None:
-        """Commits other tokens after committed ones were truncated or removed, or for a fork, where this raises."""
+        """Commits other tokens after committed ones were truncated or removed, or for sharers, where this raises."""
         committed = {sequence for sequence, (_, tokens) in self.prefix_model.committed.items() if tokens}
         if (sequence := choose_one(committed, which)) is None:
             return
@@ -190,8 +190,7 @@ class PrefixStateMachine(PagedStateMachine):
             if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
                 child = self.call("fork", self.objects[0], sequence=sequence)
                 if child is not None:
-                    tokens = [*self.prefix_model.committed[sequence][1][:start], FRESH]
-                    self.call("commit", self.objects[0], sequence=child, tokens=tokens)
+                    self.commit_after_fork(sequence, child, start, kind)
             return
         args = {"length": start} if how == "truncate" else {"start": start, "stop": length}
         self.call(how, self.objects[0], sequence=sequence, **args)
@@ -199,6 +198,18 @@ class PrefixStateMachine(PagedStateMachine):
         keys, values = make_pair(self.source, shape, kind)
         self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
         self.commit_all(sequence, length)
+
+    def commit_after_fork(self, sequence: int, child: int, start: int, kind: str) -> None:
+        """Both sharers commit wrong tokens. In between, the child replaces its tokens; then each commits its own."""
+        length, wrong = self.shortest(sequence), [*self.prefix_model.committed[sequence][1][:start], FRESH]
+        for each in (child, sequence):
+            self.call("commit", self.objects[0], sequence=each, tokens=wrong)
+            if each == child:
+                self.call("truncate", self.objects[0], sequence=child, length=start)
+            if each in self.prefix_model.sequences:
+                keys, values = make_pair(self.source, (self.layers, 1, *self.shape), kind)
+                self.call("append_step", self.objects[0], sequences=[each], keys=keys, values=values)
+                self.commit_all(each, length + 1)
 
     @precondition(lambda self: self.objects)
     @rule(branch=BRANCH, count=st.integers(0, LONG), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
