@@ -136,12 +136,17 @@ def random_pair(subject: Subject, count: int, heads: int | None = None, dim: int
     return keys, values
 
 
-def strided_view(subject: Subject, array: NDArray) -> OwnArray:
-    """A view with the elements of the array, whose last two axes are not contiguous. Raises NotOffered through a pipe."""
+def strided_view(subject: Subject, array: NDArray, cast: bool = True) -> OwnArray:
+    """A view with the elements of the array, whose last two axes are not contiguous. Raises NotOffered through a pipe.
+
+    cast: whether float32 becomes the dtype of array arguments; not for codes and scales, which keep the dtype they have.
+    """
     subject.require_same_process("views of memory")
-    wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, array.dtype)
-    wide[..., ::2, ::2] = array
-    return OwnArray(subject.to_own_array(wide).array[..., ::2, ::2])
+    apart: Any = (..., *[slice(None, None, 2)] * min(2, array.ndim))
+    wide = np.full((*array.shape[:-2], *(2 * size for size in array.shape[-2:])), 77, array.dtype)
+    wide[apart] = array
+    own = subject.to_own_array(wide).array if cast else subject.implementation.asarray(wide)
+    return OwnArray(own[apart])
 
 
 def different_size(size: int) -> int:

@@ -1,7 +1,8 @@
 """Checks of ATTN: softmax(scale q k') v, and tokens that must have no effect on it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,9 @@ def attention_with_large_scores_is_finite(subject: Subject) -> None:
     for factor in (100.0, 1e4, -1e4):
         fits = np.abs(query).max() * abs(factor) <= MAX.get(subject.dtype, np.inf)  # otherwise the scale is that large
         large = round_to(query * np.float32(factor if fits else 1.0), subject.dtype)
-        got = attend(subject, large, keys, values, 1.0 if fits else factor)
-        assert_true(np.isfinite(got).all(), f"output with queries * {factor}", "finite values", got)
+        for scale in (1.0, -1.0):  # with a negative scale, the largest product has the least score
+            got = attend(subject, large, keys, values, scale * (1.0 if fits else factor))
+            assert_true(np.isfinite(got).all(), f"output with queries * {factor} at scale {scale}", "finite values", got)
     number, scale = root_and_scale(subject, 1e36)
     tokens, ones = first_elements(subject, *[number] * 4), first_elements(subject, *[1.0] * 4)
     tied = attend(subject, repeat_for_group(subject, tokens[:1]), tokens, ones, 0.5 * scale)
@@ -212,6 +214,39 @@ def causal_attention_ignores_later_tokens(subject: Subject) -> None:
     keys[5], values[5] = np.nan, np.nan  # only the last query sees token 5
     got = attend(subject, query, keys, values, causal=True)
     assert_within(got[:3], want[:3], bound[:3], "output of the queries before a NaN token")
+
+
+@check("ATTN-07a", "attention")
+def attention_with_very_low_scores_ignores_tokens_past_the_length(subject: Subject) -> None:
+    for length in (1, 3):
+        assert_hidden_below_low_scores(
+            subject, f"attention over {length} of 5 tokens", partial(attend, subject, length=length), [range(length)] * 5
+        )
+
+
+@check("ATTN-07b", "attention")
+def causal_attention_with_very_low_scores_ignores_later_tokens(subject: Subject) -> None:
+    views = [range(at + 1) for at in range(5)]
+    assert_hidden_below_low_scores(subject, "causal attention", partial(attend, subject, causal=True), views)
+
+
+def assert_hidden_below_low_scores(
+    subject: Subject, what: str, call: Callable[..., NDArray], views: Sequence[Sequence[int] | NDArray]
+) -> None:
+    """Checks `call(query, keys, values, scale=...)` if all scores are lower than the number that a mask uses for minus infinity.
+
+    The scores are equal, so that the output is the mean of the values that a query sees. views: one per token.
+    """
+    values = first_elements(subject, *4.0 ** np.arange(len(views)))
+    want = repeat_for_group(subject, np.array([values[list(view)].mean(axis=0) for view in views], np.float32))
+    bound = 1e-6 * want + output_rounding(want, np.zeros(1), subject.dtype)
+    for product in (2.0**15, 1e20, 1e37):
+        number, scale = root_and_scale(subject, product)
+        if scale != 1:
+            continue  # the dtype has no such number, and a query times this scale can overflow it
+        tokens = first_elements(subject, *[number] * len(views))
+        got = call(repeat_for_group(subject, tokens), -tokens, values, scale=scale)
+        assert_within(got, want, bound, f"{what}, whose scores are all -{product}")
 
 
 @check("ATTN-08", "attention")
@@ -347,7 +382,7 @@ def attention_with_the_sizes_of_models_is_within_the_bound(subject: Subject) -> 
 
 # Checks of WIN for attention functions: windows, sink tokens, chunks and logit sinks.
 
-SINKS = (-math.inf, 0.0, 1.5, -3.0, 20.0)
+SINKS = (-math.inf, 0.0, 1.5, -3.0, 20.0, 1000.0, -1000.0)
 
 
 def sizes(queries: int, count: int) -> Iterator[tuple[int, int]]:
@@ -365,11 +400,19 @@ def assert_window_attention(subject: Subject, queries: int, count: int, window: 
     assert_within(got, want, bound, f"attention of the last {queries} of {count} tokens, with {words}")
 
 
+def assert_window_hides(subject: Subject, window: int, sinks: int = 0, chunk: int = 0) -> None:
+    """Checks windowed attention over tokens with very low scores."""
+    call = partial(subject.new("attention").window_attention, window=window, sinks=sinks, chunk=chunk)
+    views = [visible_positions(at, window, sinks, chunk) for at in range(5)]
+    assert_hidden_below_low_scores(subject, f"attention with a window of {window}, {sinks} sinks, chunks of {chunk}", call, views)
+
+
 @check("WIN-01", "attention")
 def window_attention_counts_the_token_of_the_query(subject: Subject) -> None:
     for window in (1, 2, 5, 12, 13, 40):
         for queries, count in sizes(5, 12):
             assert_window_attention(subject, queries, count, window)
+    assert_window_hides(subject, window=2)
 
 
 @check("WIN-05ac", "attention")
@@ -377,6 +420,7 @@ def window_attention_includes_the_sinks(subject: Subject) -> None:
     for window, sinks in ((3, 2), (1, 4), (5, 11), (5, 12), (2, 1)):
         for queries, count in sizes(5, 12):
             assert_window_attention(subject, queries, count, window, sinks)
+    assert_window_hides(subject, window=2, sinks=1)
 
 
 @check("WIN-07", "attention")
@@ -384,6 +428,7 @@ def window_attention_with_chunks_starts_at_a_chunk_boundary(subject: Subject) ->
     for chunk in (4, 1, 5, 12, 13):
         for queries, count in (*sizes(5, 12), *sizes(2, 13)):
             assert_window_attention(subject, queries, count, chunk, chunk=chunk)
+    assert_window_hides(subject, window=2, chunk=2)
 
 
 @check("WIN-08", "attention")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -93,9 +94,9 @@ def growing_caches(subject: Subject, *sizes: tuple[int, int]) -> list[Contiguous
     raise NotOffered("a cache that grows, where its limits allow only initial capacities of the full size")
 
 
-def cache_with_room(subject: Subject, capacity: int) -> tuple[ContiguousFixture, int]:
+def cache_with_room(subject: Subject, capacity: int, **changes: Any) -> tuple[ContiguousFixture, int]:
     """Returns a cache with a token and an initial capacity near `capacity`, and how many more tokens fit before it grows."""
-    session = ContiguousFixture(subject, 1, initial_capacity=capacity)
+    session = ContiguousFixture(subject, 1, initial_capacity=capacity, **changes)
     while (room := session.model.room - len(session.model.tokens)) < 1:
         if session.model.room == session.model.most:
             raise NotOffered("room for two tokens")
@@ -242,17 +243,26 @@ def append_fused_equals_append(subject: Subject) -> None:
 
 @check("CONTIG-10a", "contiguous")
 def advance_makes_tokens_readable(subject: Subject) -> None:
+    """Writes tokens into the raw buffers several times, each time after `truncate`, and to a length that was read before."""
     subject.require_same_process()
-    session, room = cache_with_room(subject, 5)
-    cache, before, tokens = session.cache, session.cache.read(), session.random(room)
-    length = before[0].shape[2]
-    for buffer, rows in zip(cache.as_is("raw"), tokens, strict=True):
-        require_writable(buffer, "raw buffers that can be written to")
-        own = subject.to_own_array(encode_for_buffer(rows, subject.numpy(buffer), cache.config["dtype"]))
-        buffer[:, :, length : length + room, :] = own.array
-    cache.advance(room)
-    assert_equal(cache.seq_len, length + room, f"length after advance({room}) at {length}")
-    assert_pair(cache.read(), concatenate_tokens(before, tokens), f"tokens after advance({room})")
+    for dtype in supported_formats(subject, "dtype", *DTYPES):
+        session, room = cache_with_room(subject, 5, dtype=dtype)
+        cache, before = session.cache, session.cache.read()
+        length = before[0].shape[2]
+        for count in (room, room, 1, room):
+            tokens = session.random(count)
+            for buffer, rows in zip(cache.as_is("raw"), tokens, strict=True):
+                require_writable(buffer, "raw buffers that can be written to")
+                own = subject.to_own_array(encode_for_buffer(rows, subject.numpy(buffer), dtype))
+                buffer[:, :, length : length + count, :] = own.array
+            cache.advance(count)
+            assert_equal(cache.seq_len, length + count, f"length after advance({count}) at {length}")
+            keys, values = (round_to(part, dtype) for part in tokens)
+            assert_pair(cache.read(), concatenate_tokens(before, (keys, values)), f"tokens after advance({count})")
+            try:
+                cache.truncate(length)
+            except NotOffered:
+                break
 
 
 @check("CONTIG-10b", "contiguous")
@@ -403,9 +413,16 @@ def orders(batch: int) -> list[list[int]]:
 
 @check("EDIT-07a", "contiguous")
 def reorder_moves_every_token_of_a_row(subject: Subject) -> None:
+    """In one dtype every list of rows that keeps the batch size."""
+    tried = False
     for dtype in supported_formats(subject, "dtype", *DTYPES):
         session = batch_of_tokens(subject, dtype=dtype)
-        for order in orders(session.model.sizes[0]):
+        batch = session.model.sizes[0]
+        every = [] if tried or batch > 3 else [list(order) for order in product(range(batch), repeat=batch)]
+        tried = True
+        for order in [*orders(batch), *every]:
+            if len({*order}) < batch:
+                session = batch_of_tokens(subject, dtype=dtype)  # of different sequences again
             keys, values = session.cache.read()
             session.cache.reorder(order)
             session.look("seq_len")

@@ -55,7 +55,7 @@ class ContiguousStateMachine(FamilyStateMachine):
             "append": lambda number: self.append(which, 1 + number % 3, "uneven", fused=False),
             "append_fused": lambda number: self.append(which, 1 + number % 3, "uneven", fused=True),
             "advance": lambda number: self.call("advance", self.edited, count=number % 3),
-            "reorder": lambda number: self.call("reorder", self.edited, rows=[(number + row) % batch for row in range(batch)]),
+            "reorder": lambda number: self.call("reorder", self.edited, rows=[(number >> row) % batch for row in range(batch)]),
             "reset": lambda number: self.call("reset", self.edited),
         } | self.cache_edits(lambda: len(self.model(which).tokens))
 

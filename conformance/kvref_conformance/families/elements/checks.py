@@ -7,7 +7,7 @@ from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import small_floats as oracle
 from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_same, assert_true
-from kvref_conformance.testlib.fixtures import NANS, round_to_input_dtype
+from kvref_conformance.testlib.fixtures import NANS, round_to_input_dtype, strided_view
 from kvref_conformance.testlib.registry import check
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -146,7 +146,19 @@ def cast_keeps_subnormals_and_overflows_to_infinity(subject: Subject) -> None:
         assert_same(got, np.array(want, np.float32)[exact], f"{values[exact].tolist()} cast to {name}")
 
 
-# Checks of LAW-14 for this family.
+# Checks of laws for this family.
+
+
+@check("LAW-15", "elements")
+def encode_and_decode_accept_views(subject: Subject) -> None:
+    for name in subject.formats(*FP8, "float16", "bfloat16"):
+        values = finite(subject, subject.rng.normal(size=40))
+        codes = encode(subject, values, name)
+        kernels = subject.new("elements")
+        got = kernels.encode(strided_view(subject, values), name)
+        assert_same(got, codes, f"{name} codes of a strided view, compared with a copy")
+        got = kernels.decode(strided_view(subject, codes, cast=False), name)
+        assert_same(got, decode(subject, codes, name), f"values of a strided view of {name} codes, compared with a copy")
 
 
 @check("LAW-17", "elements")

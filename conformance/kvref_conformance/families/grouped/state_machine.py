@@ -22,10 +22,10 @@ from kvref_conformance.fuzz.state_registry import ModelCall, register_error_stat
 from kvref_conformance.oracle.formats import group_of
 
 SEQUENCE = ANY_INDEX
-STEP = st.sampled_from((1, 1, 1, 2, 3, 1, 5, 0, 8, 1))  # tokens of a step
+STEP = st.sampled_from((1, 1, 1, 2, 3, 5, 5, 0, 8, 1))  # tokens of a step
 ALL = 99  # stands for as many queries as there are tokens
 ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # number of queries in a call of `attend`
-TIMES = st.sampled_from((1, 1, 2, 4, 6))  # steps in a row
+TIMES = st.sampled_from((1, 2, 2, 4, 6))  # steps in a row
 BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # the position at which a prompt begins to differ from the common prompt; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
 SOMETIMES = st.sampled_from((False, False, True))

@@ -122,6 +122,24 @@ def results_of_any_operation_stay_after_later_calls(stream: LawAdapter) -> None:
     kept.assert_unchanged()
 
 
+@law("LAW-17", "array_calls")
+def results_of_a_cache_with_a_single_part_stay_after_later_calls(stream: LawAdapter) -> None:
+    """All tokens are in one block, tier or buffer, which could be returned without a copy. Others replace them after `clear`."""
+    kept = KeptResults(stream.subject)
+    for count in (1, *container_sizes(stream)):
+        for _ in range(2):
+            stream.require_room(count)
+            fill_stream(stream, count)
+            for name, args in stream.array_calls() if len(stream) else ():
+                with suppress(NotOffered):
+                    kept.add(f"{name} of {count} tokens", stream.cache.as_is(name, *args))
+            stream.clear()
+    fill_stream(stream, 3)
+    if not kept.kept:
+        raise NotOffered("an operation that returns an array")
+    kept.assert_unchanged()
+
+
 @law("FMT-LEVEL-04b")
 def append_of_float64_raises(stream: LawAdapter) -> None:
     fill_stream(stream, 2)
@@ -720,23 +738,40 @@ CONTAINERS = (
 LARGEST_EDGE = 200  # tokens
 
 
+def container_sizes(stream: LawAdapter) -> list[int]:
+    """The numbers of tokens that a block, a tail, a group, the initial capacity and the cache contain, up to LARGEST_EDGE."""
+    sizes = {size for name in CONTAINERS if isinstance(size := stream.config.get(name), int)} | {stream.room()}
+    return sorted(size for size in sizes if size <= LARGEST_EDGE)
+
+
 @law("LAW-08")
 def appended_arrays_may_be_overwritten(stream: LawAdapter) -> None:
-    """Appends as many tokens as a block, a tail, a group, the initial capacity or the cache contains, one less and one more."""
+    """Appends as many tokens as a block, a tail, a group, the initial capacity or the cache contains, one less and one more.
+
+    Appends them again after `clear`, when a buffer of their size is there already.
+    """
     subject = stream.subject
     subject.require_same_process()
-    edges = {size for name in CONTAINERS if isinstance(size := stream.config.get(name), int)} | {stream.room()}
-    wanted = {MANY_TOKENS, *(edge + by for edge in edges if edge <= LARGEST_EDGE for by in (-1, 0, 1))}
+    wanted = {MANY_TOKENS, *(edge + by for edge in container_sizes(stream) for by in (-1, 0, 1))}
     for count in sorted({subject.size("tokens", each) for each in wanted if 0 < each <= stream.room()}):
-        fresh, (keys, values) = stream.new_cache(), stream.tokens(count)
+        fresh = stream.new_cache()
         fresh.require_room(count)
-        own_keys, own_values = (subject.to_own_array(fresh.to_cache_layout(part)) for part in (keys, values))
-        fresh.append_arrays(own_keys, own_values)
-        own_keys.fill(77.0)
-        own_values.fill(77.0)
-        assert_reads(
-            subject, fresh.read(), fresh.expected(keys, values), f"{count} tokens whose input arrays were overwritten later"
-        )
+        for when in ("", "after clear, "):
+            keys, values = stream.tokens(count)
+            own_keys, own_values = (subject.to_own_array(fresh.to_cache_layout(part)) for part in (keys, values))
+            fresh.append_arrays(own_keys, own_values)
+            own_keys.fill(77.0)
+            own_values.fill(77.0)
+            assert_reads(
+                subject,
+                fresh.read(),
+                fresh.expected(keys, values),
+                f"{when}{count} tokens whose input arrays were overwritten later",
+            )
+            try:
+                fresh.clear()
+            except NotOffered:
+                break
 
 
 @law("LAW-09")

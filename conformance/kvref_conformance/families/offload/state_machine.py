@@ -42,7 +42,7 @@ class OffloadStateMachine(FamilyStateMachine):
         self.edited = self.objects[0]
 
         def prepare_store(number: int) -> None:
-            self.call("prepare_store", self.edited, keys=run_of(number, 1 + number % 2))
+            self.call("prepare_store", self.edited, keys=run_of(number, 1 + number % 3))
 
         def complete_store(number: int) -> None:
             self.complete_store(number, number != 7)
@@ -109,6 +109,7 @@ class OffloadStateMachine(FamilyStateMachine):
         """Load a missing key together with stored keys, as the last or as the first key of the call."""
         keys, ready = run_of(start, 1), sorted(self.model.ready - set(run_of(start, 1)))
         self.call("prepare_load", self.objects[0], keys=[*ready, *keys] if last else [*keys, *ready])
+        self.store(start, 1, True)
 
     @precondition(lambda self: self.objects)
     @rule(over=st.sampled_from((False, False, True)))

@@ -463,6 +463,18 @@ def quantize_accepts_views(subject: Subject) -> None:
                 assert_same(one, other, f"{part} of a strided view of rows, compared with a copy, in {name}")
 
 
+@check("LAW-15", "rows")
+def dequantize_accepts_views(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *EVERY):
+        kernels = subject.new("rows")
+        rows = rows_of_allowed_width(subject, subject.rng.normal(size=(3, 7)).astype(np.float32), name)
+        stored, width = kernels.quantize(rows, name), rows.shape[1]
+        views = (None if part is None else strided_view(subject, np.asarray(part), cast=False) for part in stored)
+        got, want = kernels.dequantize(*views, width, name), kernels.dequantize(*stored, width, name)
+        bound = 0.0 if subject.level == "exact" else 2.0**-16 * float(np.abs(want).max())
+        assert_within(got, want, bound, f"{name} values of strided views of codes and scales, compared with copies")
+
+
 @check("LAW-17", "rows")
 def quantize_and_dequantize_results_stay_after_later_calls(subject: Subject) -> None:
     kept, kernels = KeptResults(subject), subject.new("rows")

@@ -98,11 +98,13 @@ class WindowedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(back=TRUNCATION, count=TOKEN_COUNT, group=GROUP, looks=st.booleans())
     def truncate(self, back: int, count: int, group: int, looks: bool) -> None:
-        """Truncates, then steps with tokens that replace the removed ones."""
+        """Truncates, then steps with tokens that replace the removed ones. If `looks`, reads old positions one by one."""
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
         if looks:
             self.attend(count, group)
         self.step(count, group, "uneven")
+        for at in range(len(self.model.tokens))[-8:] if looks else ():
+            self.call_quietly("read", self.objects[0], positions=[at])
 
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT, group=GROUP)
