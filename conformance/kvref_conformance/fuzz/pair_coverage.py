@@ -68,7 +68,8 @@ def pairs_in(family: str, call_trace: Iterable[Exchange]) -> dict[Pair, set[str]
     before: CallRequest | None = None
     for exchange in call_trace:
         request = exchange.request
-        if request.op not in changing or exchange.reply is None or exchange.reply.error:
+        of_none = request.args.get("sequences") == []  # a batch of no sequences changes nothing
+        if request.op not in changing or of_none or exchange.reply is None or exchange.reply.error:
             if request.name == "new":
                 formats = {request.args.get(name) for name in all_families()[request.family].formats} - {None}
                 states[request.id] = {"with scales"} if formats - {*PLAIN_FORMATS} else set()

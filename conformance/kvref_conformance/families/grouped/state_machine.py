@@ -232,14 +232,14 @@ class GroupedStateMachine(FamilyStateMachine):
         self.call("drop", self.objects[0], sequence=self.sequence(which))
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, count=STEP, commit=SOMETIMES, kind=row_kinds())
-    def fork(self, which: int, count: int, commit: bool, kind: str) -> None:
+    @rule(which=SEQUENCE, count=STEP, kind=row_kinds())
+    def fork(self, which: int, count: int, kind: str) -> None:
         if self.room() or which == LAST_INDEX:
             sequence = self.sequence(which)
             child = self.call("fork", self.objects[0], sequence=sequence)
             if child is not None:
                 self.rows(child, count * self.stride, kind)
-                if commit:
+                if count in (2, 3):
                     self.commit_after_fork(sequence, child, kind)
 
     def commit_after_fork(self, sequence: int, child: int, kind: str) -> None:
