@@ -141,7 +141,7 @@ def strided_view(subject: Subject, array: NDArray, cast: bool = True) -> OwnArra
     cast: whether float32 becomes the dtype of array arguments; not for codes and scales, which keep the dtype they have.
     """
     subject.require_same_process("views of memory")
-    apart = (..., *[slice(None, None, 2)] * min(2, array.ndim))
+    apart: Any = (..., *[slice(None, None, 2)] * min(2, array.ndim))
     wide = np.full((*array.shape[:-2], *(2 * size for size in array.shape[-2:])), 77, array.dtype)
     wide[apart] = array
     own = subject.to_own_array(wide).array if cast else subject.implementation.asarray(wide)
