@@ -257,3 +257,15 @@ def gathers_ignore_strides(patch):
         return gather(self, store, slots)
 
     patch.setattr(ReferenceBackend, "gather", flat)
+
+
+@bug("LAW-15")
+def single_codes_are_decoded_without_their_stride(patch):
+    decode = ReferenceBackend.decode
+
+    def flat(self, codes, element, out=None):
+        if isinstance(codes, np.ndarray) and codes.ndim == 1 and not codes.flags.c_contiguous:
+            codes = np.lib.stride_tricks.as_strided(codes, codes.shape, (codes.itemsize,))
+        return decode(self, codes, element, out)
+
+    patch.setattr(ReferenceBackend, "decode", flat)
