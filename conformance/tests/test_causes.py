@@ -68,6 +68,14 @@ def test_failures_with_different_calls_and_roots_have_different_causes():
     assert clauses(read, save) == [["MOVE-02"], ["PAGED-12"]]
 
 
+def test_calls_that_accept_different_invalid_arguments_have_different_causes():
+    """Their calls are the same, but the missing validations are not."""
+    dtype = failed("FMT-LEVEL-04", 2, ("contiguous.new", "contiguous.append"), kind="no error")
+    room = failed("CONTIG-06", 2, ("contiguous.new", "contiguous.append"), kind="no error")
+    dtype["checks"][0]["expected"], room["checks"][0]["expected"] = "DtypeMismatch", "CapacityExceeded"
+    assert clauses(dtype, room) == [["FMT-LEVEL-04"], ["CONTIG-06"]]
+
+
 def test_two_observables_of_one_wrong_state_have_one_cause():
     edits = "paged.new", "paged.create", "paged.write", "paged.drop"
     free, used = failed("PAGED-07", 5, (*edits, "paged.num_free_blocks")), failed("PAGED-15", 5, (*edits, "paged.utilization"))
