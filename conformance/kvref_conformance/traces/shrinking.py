@@ -172,13 +172,13 @@ def _without_requests(requests: list[CallRequest], start: int, stop: int) -> lis
 
 
 def _with_one_result_less(requests: list[CallRequest]) -> Iterator[list[CallRequest]]:
-    """The requests without one that returned a sequence or a block, and with an older one of the same kind in its place.
+    """The requests without one that returned a sequence, and with an older sequence in its place.
 
     So the failure of a fork is reduced to one of the original, where both fail.
     """
     for index, removed in enumerate(requests):
         called = result_names().get(removed.op)
-        for older in requests[:index] if called else ():
+        for older in requests[:index] if called == "sequence" else ():
             if result_names().get(older.op) == called and older.on == removed.on:
                 there = {removed.id: ReplyReference(older.id)}
                 yield [
