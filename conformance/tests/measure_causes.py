@@ -4,7 +4,7 @@
 
 A bug was planted for a clause. The first failure is exact if it is of this clause. It is as direct if the model blames its own
 clause, with at most as many calls as the failure of the planted clause has. Prints one line per bug, and the shares. It takes
-hours for all bugs: run by hand (`nox -s causes`).
+hours for all bugs: run it by hand.
 """
 
 import argparse

@@ -175,7 +175,7 @@ def test_the_number_of_the_zoo_is_right():
 
 def test_the_failure_the_readme_shows_is_what_the_command_prints(tmp_path):
     done = kvref(tmp_path, "check", "zoo:paged-leaks-a-block", "--clause", "PAGED-07")
-    assert done.returncode == 1
+    assert (done.returncode, done.stderr) == (1, "failed: PAGED-07 · `drop` frees every block of the sequence\n")
     for page in ("README.md", "docs/index.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         assert "kvref check zoo:paged-leaks-a-block --clause PAGED-07\n" in text

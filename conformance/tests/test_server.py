@@ -277,7 +277,7 @@ def test_a_hung_server_costs_its_clause(met):
 def test_a_failure_on_the_command_line_is_replayed_by_its_trace_alone(kvref, files, tmp_path):
     with serving(CANARY, "long prompts") as fake:
         done = kvref("check", "--server", fake.url, "--canary", str(files), "--examples", "2", "--clause", "ENG-01")
-        assert done.returncode == 1
+        assert (done.returncode, done.stderr) == (1, "failed: ENG-01 · A period is repeated\n")
         assert f"  again    kvref check 'server:{fake.url} --canary {files}' --clause ENG-01" in done.stdout
         assert "tiny-canary fake/1 (token ids over HTTP, exact)" in " ".join(done.stdout.split())
         (trace,) = (tmp_path / ".kvref/failures").iterdir()

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from kvref_conformance.clauses import spec
 from kvref_conformance.results import Result
-from kvref_conformance.runner.capabilities import PRODUCTION_SIZES_CLAUSE, ClauseReach, CoveragePreview, OperationStatus
-from kvref_conformance.runner.causes import ProbableCause, ShownFailure, probable_causes
+from kvref_conformance.runner.capabilities import ClauseReach, CoveragePreview, OperationStatus
+from kvref_conformance.runner.causes import PRODUCTION_SIZES_CLAUSE, ProbableCause, ShownFailure, probable_causes
 from kvref_conformance.runner.options import RunOptions
 from kvref_conformance.runner.verdict import RunVerdict, is_counted, needs_missing_formats
 from kvref_conformance.testlib.registry import citation

@@ -13,6 +13,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.limits import Limits
 from kvref_conformance.results import CheckResult
+from kvref_conformance.runner.causes import PRODUCTION_SIZES_CLAUSE
 from kvref_conformance.runner.check_runner import CheckRunner, Failure
 from kvref_conformance.runner.restricted import RestrictedImplementation
 from kvref_conformance.testlib.fixtures import new_object
@@ -100,9 +101,6 @@ def _probe_family(subject: Subject, family: str) -> OperationStatus:
 # formats and limits (runner/restricted.py). These caches are correct, so each check that is not "not offered" there can judge.
 
 SelectedChecks = Mapping[Clause, Sequence[Check]]
-PRODUCTION_SIZES_CLAUSE = (
-    "LAW-18"  # production sizes: its checks take as long as all others together, too long to run once per operation
-)
 
 
 @dataclass
@@ -153,6 +151,7 @@ def preview_coverage(implementation: Any, surface: Mapping[str, OperationStatus]
     made = {family: each for family, each in surface.items() if not each.unmade}
     operations = {op for each in made.values() for op in each.operations}
     every = [each for of_clause in chosen.values() for each in of_clause if each.run and each.family in made]
+    # The checks at production sizes take as long as all others together: too long to run once per operation.
     checks = [each for each in every if not each.option and each.clause != PRODUCTION_SIZES_CLAUSE]
     said = _judge_checks(implementation, made, operations, checks)
     reaches: dict[tuple[str, str], ClauseReach] = {}
