@@ -1,7 +1,7 @@
 """Planted bugs: each must be noticed by the clause that names it. If a bug survives, a check is missing."""
 
 import pytest
-from bugs import BUGS, HIDDEN, REAL
+from bugs import BUGS, DEFERRED, HIDDEN, REAL
 
 import kvref_zoo
 from kvref.backend import ReferenceBackend
@@ -33,21 +33,39 @@ def test_the_clause_notices(plant, clause, monkeypatch):
     assert next(failing(judge, [check for check in checks if check.run]), None)
 
 
+class UntilFound(Search):
+    """A search that ends with the first failure of one clause."""
+
+    clause = ""
+
+    def add_failure(self, violation, call_trace):
+        super().add_failure(violation, call_trace)
+        self.runs_left = 0 if self.clause in self.findings else self.runs_left  # no runs for shrinking
+
+
+def run_until_found(family, clause, examples):
+    """Run the state machine of a family on the reference, at most `examples` call sequences or until the clause fails."""
+    search, effort = UntilFound(OnBackend(ReferenceBackend())), Effort(examples=examples)
+    search.clause = clause
+    run_machine(family, search, effort.seed, effort.num_sequences, effort.max_steps)
+    return search
+
+
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("plant", "family", "clause"), HIDDEN)
 def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
     plant(monkeypatch)
-
-    class Enough(Search):
-        def add_failure(self, violation, call_trace):
-            super().add_failure(violation, call_trace)
-            self.runs_left = 0 if clause in self.findings else self.runs_left  # no runs for shrinking
-
     # Half as many sequences again as the default: two of these bugs are not found in its first 40.
-    search, effort = Enough(OnBackend(ReferenceBackend())), Effort(examples=60)
-    run_machine(family, search, effort.seed, effort.num_sequences, effort.max_steps)
-    assert clause in search.findings
+    assert clause in run_until_found(family, clause, 60).findings
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("plant", "family", "clause"), DEFERRED)
+def test_a_machine_finds_it_between_two_calls(plant, family, clause, monkeypatch):
+    plant(monkeypatch)
+    assert clause in run_until_found(family, clause, 150).findings
 
 
 @pytest.mark.extended

@@ -15,6 +15,7 @@ import numpy as np
 from kvref import errors
 from kvref_conformance.calls.operation_table import operations
 from kvref_conformance.calls.source_location import raised_at
+from kvref_conformance.exceptions import printable
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
 
@@ -139,7 +140,7 @@ def to_call_error(error: BaseException) -> CallError:
         said = str(error)
     except Exception:  # `__str__` raises; the failure is still reported
         said = "an exception that cannot be printed"
-    return CallError(next(known, type(error).__name__), said, raised_at(error))
+    return CallError(printable(next(known, type(error).__name__)), printable(said), raised_at(error))
 
 
 def summarize_arrays(value: Any) -> Any:

@@ -69,7 +69,8 @@ class CallRecorder(ABC):
 
     call_trace: the recorded calls. objects: the implementation's objects, by the id of the request that made them; configs:
     their sizes. watchers see each request before the call, listeners each reply after it. modified_argument: set if an operation
-    modified an argument. by_value: whether arrays are copied on the way, as through a pipe.
+    modified an argument. called: the operations that were called. by_value: whether arrays are copied on the way, as through a
+    pipe.
     """
 
     def __init__(self, implementation: Implementation, timeouts: CallTimeouts | None) -> None:
@@ -81,6 +82,7 @@ class CallRecorder(ABC):
         self.watchers: list[Callable[[Any, Exchange], None]] = []
         self.listeners: list[Callable[[Exchange], None]] = []
         self.modified_argument: ClauseViolation | None = None
+        self.called = set[str]()
         self._quiet = False
         self._ids = count(1)
         self._chosen_values: ChosenValues = {}
@@ -122,6 +124,7 @@ class CallRecorder(ABC):
         exchange = Exchange(request, quiet=self._quiet)
         function, hint = self._find_function(request)
         self.call_trace.append(exchange)
+        self.called.add(op)
         for watch in self.watchers:
             watch(self, exchange)
         limit = self.patience.limit(op)

@@ -13,7 +13,7 @@ from kvref_conformance.calls import interrupts
 from kvref_conformance.clauses import Clause
 from kvref_conformance.commands.check_list import list_checks, list_coverage
 from kvref_conformance.drivers.resource_limits import collect_rarely
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, require_file, suggest
 from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import call_timeout, require_folder, required_name, selected_name
@@ -56,10 +56,18 @@ def check(options: argparse.Namespace) -> int:
         if options.list:
             list_coverage(console, options, judge, chosen)
             return 0
-        with run_in_parallel(
-            judge, chosen, options.jobs or default_jobs(run_options, everything=_clause_pattern(options) == "*")
-        ):
-            results = _run_checks(options, run_options, judge, chosen, console.width)
+        jobs = options.jobs or default_jobs(run_options, everything=_clause_pattern(options) == "*")
+        with interrupts.defer_interrupts():  # Ctrl-C when the last check has ended must not lose the results
+            with run_in_parallel(judge, chosen, jobs):
+                results = _run_checks(options, run_options, judge, chosen, console.width)
+            return _report_results(options, run_options, judge, chosen, results, expected, console)
+
+
+def _report_results(
+    options: argparse.Namespace, run_options: RunOptions, judge: CheckRunner, chosen: dict[Clause, list[Check]],
+    results: list[Result], expected: dict[str, str], console: Console,
+) -> int:  # fmt: skip
+    """Print the table and the verdict, and write the files. Return the exit status. Raises CannotRun."""
     interrupted = len(results) < len(chosen)
     conclusion = overall_verdict(results, options.least_judged, interrupted)
     print_failures(console, results, run_options, options.all)
@@ -93,7 +101,8 @@ def check(options: argparse.Namespace) -> int:
 
 def _reject_contradictory_options(options: argparse.Namespace) -> None:
     if options.family is not None and options.family not in families():
-        raise CannotRun(f"--family: expected one of {', '.join(families())}, got {options.family!r}")
+        known = ", ".join(families())
+        raise CannotRun(f"--family: expected one of {known}, got {options.family!r}{suggest(options.family, families())}")
     if not 0 <= options.least_judged <= 100:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
     for option, least in (("seed", 0), ("examples", 1), ("jobs", 1)):
@@ -116,6 +125,7 @@ def _reject_contradictory_options(options: argparse.Namespace) -> None:
 def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
     if not options.xfails or (options.update_xfails and not Path(options.xfails).exists()):
         return {}
+    require_file("--xfails", options.xfails, "--update-xfails writes it")
     return expected_failures.read_expected_failures(Path(options.xfails))
 
 
@@ -161,7 +171,9 @@ def _run_checks(
             code = pytest.main(arguments, plugins=[live])
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:
         raise CannotRun(f"pytest stopped with exit code {int(code)}")
+    if live.trouble and "\n" in live.trouble[0].strip():
+        raise RuntimeError(live.trouble[0].strip())  # the traceback of an error in the judge
     if live.trouble:
-        raise CannotRun(live.trouble[0].strip().splitlines()[-1])
+        raise CannotRun(live.trouble[0].strip())
     order = {clause.id: number for number, clause in enumerate(chosen)}
     return sorted(live.results, key=lambda result: order[result["clause"]])

@@ -94,6 +94,24 @@ def output_rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
     return np.where(magnitude > largest, np.inf, relative * magnitude + least)
 
 
+def weight_rounding(query: NDArray, keys: NDArray, values: NDArray, dtype: str, **options: Any) -> NDArray:
+    """The additional error of weights that are rounded to a narrower dtype before they are multiplied by values, float64.
+
+    The kernel rounds exp(score - largest) of each token, or this divided by the sum. Either is at most 1, and the sum at least 1.
+    With u half a unit in the last place of 1, and e half of the least number, the error is at most u sum(p |v|) + e sum(|v|).
+    options: those of `attention`.
+    """
+    if dtype not in NARROW:
+        return np.zeros(1)
+    relative, least, _ = NARROW[dtype]
+    magnitude = np.abs(np.asarray(values, dtype=np.float64))
+    if options.get("rotated"):
+        magnitude = np.broadcast_to(np.linalg.norm(magnitude, axis=-1, keepdims=True), magnitude.shape)
+    weighted, bound = attention(query, keys, magnitude, **options)
+    sums = np.where(np.isfinite(magnitude), magnitude, 0.0).sum(axis=0)
+    return relative * (weighted + bound) + least * np.repeat(sums, np.shape(query)[1] // len(sums), axis=0)
+
+
 def may_overflow(query: NDArray, keys: NDArray, values: NDArray, scale: float) -> bool:
     """Whether float32 may overflow in scores, or in a sum of values that is divided at the end."""
     q, k, v = (float(np.abs(part).max(initial=0)) for part in (np.asarray(query), keys, values))
@@ -136,4 +154,11 @@ def expect_attend(
     if may_overflow(query, keys.values[some], values.values[some], scale):
         return UnjudgedReply(clause)
     out, bound = attention(query, keys.values, values.values, scale=scale, views=views, ranks=ranks)
-    return ExpectedArrays(clause, parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+    return ExpectedArrays(
+        clause,
+        parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),),
+        always_slack=True,
+        weight_slack=lambda dtype: weight_rounding(
+            query, keys.values, values.values, dtype, scale=scale, views=views, ranks=ranks
+        ),
+    )

@@ -161,15 +161,17 @@ class ExpectedArrays(Expectation):
     """One or more arrays. They must be equal to the bit at level exact, and within the slack at level tolerant.
 
     names: the names of the arrays in messages. parts: their values and slack. always_slack: whether the slack applies at level
-    exact too (attention). undetermined: a bool array, true where any value is permitted. clause_at: returns the clause for the
-    first difference. used_slices: the part of each array that is compared. shape: the shape of the whole array, if only a part is
-    compared; None stands for any length. codes_of: a 16-bit format; integer arrays with its codes are accepted too, because a
-    library may lack the dtype. bits: whether NaNs must be equal to the bit too.
+    exact too (attention). weight_slack: returns the additional slack of weights that are rounded to a dtype. undetermined: a
+    bool array, true where any value is permitted. clause_at: returns the clause for the first difference. used_slices: the part
+    of each array that is compared. shape: the shape of the whole array, if only a part is compared; None stands for any length.
+    codes_of: a 16-bit format; integer arrays with its codes are accepted too, because a library may lack the dtype. bits:
+    whether NaNs must be equal to the bit too.
     """
 
     names: tuple[str, ...] = ("",)
     parts: tuple[ExpectedReads, ...] = ()
     always_slack: bool = False
+    weight_slack: Callable[[str], NDArray] | None = None
     undetermined: NDArray | None = None
     clause_at: ClauseAt | None = None
     used_slices: tuple[slice, ...] = ()

@@ -29,6 +29,11 @@ class ReferenceModel(ABC):
         self.last_change = "new"
         self.saved_states: dict[bytes, Any] = {}
 
+    @property
+    def must_be_read(self) -> bool:
+        """Whether the model covers further calls only after the observables were read."""
+        return False
+
     def expect(self, name: str, args: dict[str, Any]) -> Expectation:
         """The expected reply to a call of the operation `name`."""
         found: Expectation = getattr(self, name)(**args)

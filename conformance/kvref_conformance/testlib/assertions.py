@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attention as of_float32
-from kvref_conformance.oracle.attention import output_rounding
+from kvref_conformance.oracle.attention import output_rounding, weight_rounding
 from kvref_conformance.oracle.formats import ROTATED_FORMATS
 from kvref_conformance.oracle.formats.hadamard_rotation import block_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
@@ -32,8 +33,13 @@ def normal_rows(subject: Subject, *shape: int) -> NDArray:
 def expected_attention(
     subject: Subject, query: NDArray, keys: NDArray, values: NDArray, **options: Any
 ) -> tuple[NDArray, NDArray]:
-    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype."""
+    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype.
+
+    It also includes the rounding of the weights, if the limits permit that.
+    """
     want, bound = of_float32(query, keys, values, **options)
+    if subject.limits.switch(subject.family, "rounded_weights"):
+        bound = bound + weight_rounding(query, keys, values, subject.limits.dtypes(subject.family)[0], **options)
     return want, bound + output_rounding(want, bound, subject.dtype)
 
 
@@ -156,6 +162,31 @@ def assert_within_norm(got: Any, want: NDArray, bound: NDArray, what: str) -> No
     length = np.linalg.norm((np.asarray(got).astype(np.float64) - want).reshape(-1, block), axis=1)
     most = np.asarray(bound, np.float64).reshape(-1, block).max(axis=1)
     _raise_at(~(length <= most), length, np.zeros(length.shape), f"error norms of the blocks of {what}", " within {}", most)
+
+
+class KeptResults:
+    """Results as the implementation returned them, without conversion, each with a copy of its first contents."""
+
+    def __init__(self, subject: Subject) -> None:
+        """Raises NotOffered if the implementation runs in another process, which sends copies."""
+        subject.require_same_process()
+        self.subject = subject
+        self.kept: list[tuple[str, Any, NDArray]] = []
+
+    def add(self, what: str, result: Any) -> None:
+        """Keep a result: an array or a sequence of integers, or a tuple of them."""
+        several = isinstance(result, tuple) and not all(isinstance(each, Integral) for each in result)
+        for number, part in enumerate(result if several else (result,)):
+            name = f"result {number} of {what}" if several else f"the result of {what}"
+            self.kept.append((name, part, self._copy(part)))
+
+    def assert_unchanged(self) -> None:
+        """Raise ClauseViolation if a result is no longer what it was (LAW-17)."""
+        for name, result, before in self.kept:
+            assert_same(self._copy(result), before, f"{name}, after later calls")
+
+    def _copy(self, result: Any) -> NDArray:
+        return np.array(result, np.int64) if isinstance(result, Sequence) else np.array(self.subject.numpy(result))
 
 
 @contextmanager

@@ -43,6 +43,13 @@ def assert_counters_within_bounds(counters: Iterable[Counter], after: str) -> No
 # Each family to which tokens can be appended has a subclass of `LawAdapter` in law_adapter.py. Members that are left undefined
 # are optional facts. A law that needs a fact runs on the families that define it.
 
+
+def unknown_ids(subject: Subject, id: int) -> list[int]:
+    """Ids that are not the existing `id`: far ones, and ones that equal it in an integer of 8, 16, 31, 32 or more bits."""
+    wide = () if subject.by_value else (53, 63, 64)  # JSON and some languages lack these
+    return [*subject.integers(-1), id + 10**6, *(id + 2**bits for bits in (8, 16, 31, 32, *wide))]
+
+
 BadCall = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
 
@@ -160,6 +167,20 @@ class LawAdapter(ABC):
     def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         """Other methods with array arguments, each with lists of arguments in which only a shape is wrong."""
         raise NotImplementedError
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Calls of a stream with tokens that return arrays or lists, which no later call may change."""
+        raise NotImplementedError
+
+    def attend_arguments(self) -> tuple[Any, ...]:
+        """The arguments of `attend` before the query. A single query sees every token that `read` returns."""
+        raise NotImplementedError
+
+    def query(self) -> NDArray:
+        """One query for `attend`."""
+        return random_tokens(
+            self.subject, 1, self.config["num_kv_heads"] * self.subject.size("group_size", 1), self.config["head_dim"]
+        )
 
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Invalid calls, most of which must raise."""

@@ -111,6 +111,7 @@ class NewSessionOrError(AcceptedOrError):
 
 class Engine(ReferenceModel):
     family = "engine"
+    clause_after_error = "ENG-10"  # a session behaves as a list of tokens, also after a call that raised
     clause_by_observation: ClassVar = {"length": "ENG-10"}
 
     def __init__(self, *, cache_tokens: int, **sizes: int) -> None:

@@ -263,9 +263,13 @@ class Grouped(ReferenceModel):
             return UnjudgedReply("GROUP-04")  # the values it reads as are not known to the bit
         if not all_finite(query, keys, values) or may_overflow(query, keys, values, scale):
             return UnjudgedReply("GROUP-04")
-        out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
+        window = self.held.windows[group]
+        out, bound = window_attention(query, keys, values, window, scale)
         return ExpectedArrays(
-            "GROUP-04", parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True
+            "GROUP-04",
+            parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),),
+            always_slack=True,
+            weight_slack=lambda dtype: window_attention(query, keys, values, window, scale, dtype)[1] - bound,
         )
 
     def _first_held(self, sequence: int, layer: int) -> int:

@@ -123,11 +123,11 @@ class PrefixIndexState(OwnershipState):
                 return [self]
             self.evict(among[0])
             if self.orphans is False:
-                self._evict_orphans()
+                self.evict_orphans()
             elif self.orphans is None and self._orphaned():
                 other = self.copy()
                 self.orphans, other.orphans = True, False
-                other._evict_orphans()
+                other.evict_orphans()
                 return self._after_evictions(more) + other._after_evictions(more)
         return [self]
 
@@ -159,7 +159,8 @@ class PrefixIndexState(OwnershipState):
             if any((salt, tokens[:length]) not in self.index for length in range(self.size, len(tokens), self.size))
         ]
 
-    def _evict_orphans(self) -> None:
+    def evict_orphans(self) -> None:
+        """Records that blocks without a block before them are not cached any more."""
         for key in self._orphaned():
             del self.index[key]
         self._tidy()

@@ -212,7 +212,7 @@ def attend_computes_each_head_separately(subject: Subject) -> None:
 @check("ATTN-10", "tiered")
 def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
     cache = new_object(subject, "tiered", warm_length=2)
-    query = random_queries(subject, 1)
+    query = random_queries(subject, 3)
     empty = cache.attend(query, default_scale(subject))
     assert_within(empty, np.zeros(query.shape), 0.0, "attention over an empty cache")  # 0 and -0 are equal
     cache.append(*random_pair(subject, 13))
@@ -462,6 +462,26 @@ def truncate_after_a_migration_restores_the_tokens_or_raises(subject: Subject) -
                 run.cache.truncate(max(first, run.appended - fewer))
             run.look()
             run.append(2)
+
+
+@check("EDIT-06b", "tiered")
+def truncate_after_update_policy_moved_tokens_restores_them_or_raises(subject: Subject) -> None:
+    """No append has moved a token, so that only the shorter tail or warm tier does."""
+    tried = 0
+    for tail, warm, policy in ((4, 0, {"tail_length": 1}), (3, 2, {"tail_length": 0}), (0, 3, {"warm_length": 1})):
+        for fewer in (1, 3):
+            run = TieredFixture(subject, tail_length=tail, warm_length=warm)
+            if len(run) or run.room_left < 3 or not all(supports(subject, *each) for each in policy.items()):
+                continue
+            tried += 1
+            run.append(run.room_left)
+            run.cache.update_policy(**policy)
+            with may_raise("NotTruncatable"):
+                run.cache.truncate(run.appended - fewer)
+            run.look()
+            run.append(2)
+    if not tried:
+        raise NotOffered("a tail or warm tier that becomes shorter")
 
 
 @check("EDIT-06a", "tiered")
