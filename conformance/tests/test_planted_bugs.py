@@ -43,12 +43,15 @@ class UntilFound(Search):
         self.runs_left = 0 if self.clause in self.findings else self.runs_left  # no runs for shrinking
 
 
-def run_until_found(family, clause, examples):
-    """Run the state machine of a family on the reference, at most `examples` call sequences or until the clause fails."""
-    search, effort = UntilFound(OnBackend(ReferenceBackend())), Effort(examples=examples)
+def run_until_found(family, clause, seeds):
+    """Run the state machine of a family on the reference, 60 call sequences for each seed, until the clause fails."""
+    search, effort = UntilFound(OnBackend(ReferenceBackend())), Effort(examples=60)
     search.clause = clause
-    run_machine(family, search, effort.seed, effort.num_sequences, effort.max_steps)
-    return search
+    for seed in range(seeds):
+        run_machine(family, search, seed, effort.num_sequences, effort.max_steps)
+        if clause in search.findings:
+            break
+    return search.findings
 
 
 @pytest.mark.extended
@@ -56,8 +59,8 @@ def run_until_found(family, clause, examples):
 @pytest.mark.parametrize(("plant", "family", "clause"), HIDDEN)
 def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
     plant(monkeypatch)
-    # Half as many sequences again as the default: two of these bugs are not found in its first 40.
-    assert clause in run_until_found(family, clause, 60).findings
+    # Nearly all are found with the first seed. Which are not changes with every change of a rule, because the draws change.
+    assert clause in run_until_found(family, clause, seeds=5)
 
 
 @pytest.mark.extended
@@ -65,7 +68,7 @@ def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
 @pytest.mark.parametrize(("plant", "family", "clause"), DEFERRED)
 def test_a_machine_finds_it_between_two_calls(plant, family, clause, monkeypatch):
     plant(monkeypatch)
-    assert clause in run_until_found(family, clause, 150).findings
+    assert clause in run_until_found(family, clause, seeds=5)
 
 
 @pytest.mark.extended
