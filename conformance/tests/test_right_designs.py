@@ -1,4 +1,8 @@
-"""Correct caches of unusual designs: no clause fails. A few are judged in the default tests, all of them in the extended ones."""
+"""Correct caches of unusual designs: no clause fails.
+
+A few are judged in the default tests, all of them with few call sequences in the extended ones, and with the default options of
+`kvref check` in the long ones.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +26,6 @@ IN_DEFAULT_TESTS = (
     "WaitsUntilSettle",
     "RoundedWeights",
 )
-FEW = [each for each in DESIGNS if each.id in IN_DEFAULT_TESTS]
 LARGE = ("LAW-18",)  # its checks take most of the time
 
 
@@ -112,14 +115,17 @@ def test_a_declared_choice_is_judged(family, design, clause, declared, with_it):
     assert verdict(family, design, clause, undeclared) == "failed"
 
 
-@pytest.mark.parametrize(("family", "design"), FEW)
+@pytest.mark.parametrize(
+    ("family", "design"),
+    [pytest.param(*each.values, id=each.id, marks=() if each.id in IN_DEFAULT_TESTS else pytest.mark.extended) for each in DESIGNS],
+)
 def test_no_clause_fails(family, design):
     found = verdicts(family, design, Effort(examples=4), LARGE)
     assert [clause for clause, verdict in found.items() if verdict == "failed"] == []
     assert sum(verdict == "passed" for verdict in found.values()) > len(found) * 2 // 3
 
 
-@pytest.mark.extended
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "design"), DESIGNS)
 def test_no_clause_fails_at_default_options(family, design):
     found = verdicts(family, design, Effort())

@@ -176,12 +176,16 @@ class LayersMadeOnTheFirstWrite(Paged):
     def make_store(self):
         self.memory = {}
 
+    def memory_of(self, layer):
+        if layer not in self.memory:
+            self.memory[layer] = np.full((2, self.total * self.size, *self.row), np.nan, np.float32)
+        return self.memory[layer]
+
     def put(self, layer, slots, keys, values):
-        memory = self.memory.setdefault(layer, np.full((2, self.total * self.size, *self.row), np.nan, np.float32))
-        memory[0, slots], memory[1, slots] = keys, values
+        self.memory_of(layer)[:, slots] = keys, values
 
     def get(self, layer, slots):
-        return self.memory[layer][:, slots] if len(slots) else self.empty()
+        return self.memory_of(layer)[:, slots]
 
 
 class TransposedValues(Paged):
@@ -212,21 +216,25 @@ class OneTensor(Paged):
 
 
 class MemoryDoubles(Paged):
-    """The memory has room for the highest slot that was written, rounded up to a power of two, and never shrinks."""
+    """The memory has room for the highest slot that was used, rounded up to a power of two, and never shrinks."""
 
     def make_store(self):
         self.memory = np.zeros((2, 0, *self.row), np.float32)
 
-    def put(self, layer, slots, keys, values):
+    def grow(self, slots):
         room = 1 << int(max(slots, default=0)).bit_length()
         if room > self.memory.shape[1]:
             larger = np.full((2, room, *self.row), np.inf, np.float32)
             larger[:, : self.memory.shape[1]] = self.memory
             self.memory = larger
-        self.memory[0, slots], self.memory[1, slots] = keys, values
+
+    def put(self, layer, slots, keys, values):
+        self.grow(slots)
+        self.memory[:, slots] = keys, values
 
     def get(self, layer, slots):
-        return self.memory[:, slots] if len(slots) else self.empty()
+        self.grow(slots)
+        return self.memory[:, slots]
 
 
 class WritesAreLogged(Paged):

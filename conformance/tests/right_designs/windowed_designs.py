@@ -109,11 +109,10 @@ class EvictsBeforeTheNextTokens(Windowed):
 
 
 class EvictsOutsideTheView(Windowed):
-    """Evicts a token as soon as no query from `length - rollback` on sees it, chunks included."""
+    """Evicts a token as soon as neither `attend` nor a query from `length - rollback` on sees it, chunks included."""
 
     def evict(self):
-        seen = set(range(self.length))
-        first = max(0, self.length - self.rollback)
+        first = max(0, min(self.length - self.rollback, self.length - 1))
         seen = set().union(*(self.view(query) for query in range(first, self.length + 1)))
         for position in self.rows.keys() - seen - set(range(self.sinks)):
             del self.rows[position]

@@ -283,7 +283,7 @@ def utilization_counts_a_shared_block_once(subject: Subject) -> None:
     cache, parent = session.cache, session.create(2 * session.size)
     for _ in range(2):
         cache.fork(parent)
-        total, used = cache.config["num_blocks"], session.unit * len(session.listed())
+        total, used = cache.config["num_blocks"], len(session.listed())
         got, what = cache.utilization, f"utilization with {used} of {total} blocks in the tables of forks"
         assert_true(abs(got - used / total) <= 2.0**-22 * used / total, what, str(used / total), got)
 
@@ -310,9 +310,11 @@ def attend_covers_the_values_that_gather_returns(subject: Subject) -> None:
 
 @check("ATTN-10", "paged")
 def attend_of_several_queries_covers_every_layer(subject: Subject) -> None:
+    entries = -(-20 // subject.size("block_size", 4))
     for heads, group in ((2, 3), (3, 4), (1, 1)):
         count = subject.size("num_layers", 4)
-        session = PagedFixture(subject, lambda heads=heads: with_room(subject, 8, num_layers=4, num_kv_heads=heads))  # type: ignore[misc]
+        sizes = {"num_layers": 4, "num_kv_heads": heads}
+        session = PagedFixture(subject, lambda sizes=sizes: with_room(subject, entries, **sizes))  # type: ignore[misc]
         sequence = session.create(*(max(1, 20 - layer) for layer in range(count)))
         for layer in session.layers:
             queries = (5, 2, 3, 4)[layer % 4]

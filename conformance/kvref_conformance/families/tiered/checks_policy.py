@@ -356,7 +356,8 @@ def update_policy_to_a_format_that_cannot_store_a_token_of_the_warm_tier_raises(
         raise NotOffered(f"a warm tier in {wide}")
     tried = 0
     for name in sample_formats(subject, supported_formats(subject, "store_format", *GGML_FORMATS[:2], *GROUP_FORMATS))[::2]:
-        sizes = {"tail_length": 0, "warm_length": 3, "max_tokens": 9, "head_dim": max(WIDE, group_of(name))}
+        sizes = {"tail_length": 0, "tail_dtype": wide_tail_dtype(subject), "warm_length": 3, "max_tokens": 9}
+        sizes["head_dim"] = max(WIDE, group_of(name))
         run = empty_cache(subject, **sizes, warm_format=wide, store_format=wide)
         if can_store(loud_tokens(run, REFUSED)[0], [name]) is not False or not reaches_store(run.config):
             continue

@@ -294,9 +294,9 @@ def read_after_a_draft_returns_the_tokens_or_raises(subject: Subject) -> None:
     session = WindowedFixture(subject, rollback=3)
     session.append(session.model.window + 4)
     for _ in range(session.model.window + session.model.rollback if session.model.window < 32 else 5):
-        draft = session.model.rollback
-        session.append(draft)
-        if session.truncates(len(session) - draft):
+        before = len(session)
+        session.append(session.model.rollback)
+        if session.truncates(before):
             session.read_each()
         session.append(1)
         session.read_each()
