@@ -117,7 +117,10 @@ def test_a_declared_choice_is_judged(family, design, clause, declared, with_it):
 
 @pytest.mark.parametrize(
     ("family", "design"),
-    [pytest.param(*each.values, id=each.id, marks=() if each.id in IN_DEFAULT_TESTS else pytest.mark.extended) for each in DESIGNS],
+    [
+        pytest.param(*each.values, id=each.id, marks=() if each.id in IN_DEFAULT_TESTS else pytest.mark.extended)
+        for each in DESIGNS
+    ],
 )
 def test_no_clause_fails(family, design):
     found = verdicts(family, design, Effort(examples=4), LARGE)

@@ -9,15 +9,18 @@ from kvref.backend import ReferenceBackend, backend
 from kvref.errors import PositionOutOfRange
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.findings import Search
 from kvref_conformance.fuzz.hypothesis_runner import families_with_machine, run_machine
 from kvref_conformance.fuzz.pair_coverage import all_pairs, pairs_in, why_impossible
 from kvref_conformance.fuzz.state_coverage import count_pairs, count_reached_states, random_sequences, reached_states
 from kvref_conformance.fuzz.state_registry import STATES
 from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.oracle.expectations import UnjudgedReply
+from kvref_conformance.oracle.model_runner import ModelRunner
 
-MANY_PAIRS = {"paged": 300, "prefix": 300, "grouped": 200, "engine": 300}  # call sequences for families with many operations
-LEAST = 3  # in 100 call sequences, so that a change to a machine that no longer reaches a state is noticed
+SEQUENCES = {"paged": 300, "prefix": 300, "grouped": 200, "engine": 300, "blocks": 200}  # number of call sequences; others: 100
+LEAST = 3  # sequences per state, so that a change to a machine that hardly reaches a state is noticed
 
 
 @pytest.mark.parametrize(
@@ -32,20 +35,26 @@ def test_a_hypothesis_without_a_replaced_method_is_refused(monkeypatch, kind, na
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # extreme numbers
 @pytest.mark.parametrize("family", families_with_machine())
-def test_a_machine_meets_every_state_of_its_family(family):
-    sequences = random_sequences(OnBackend(backend("numpy")), family)
-    assert len(sequences) > 90  # a few of the 100 begin with an error
+def test_a_machine_meets_the_states_and_the_pairs_of_operations_of_its_family(family):
+    examples = SEQUENCES.get(family, 100)
+    sequences = random_sequences(OnBackend(backend("numpy")), family, examples=examples)
+    assert len(sequences) > examples * 9 // 10  # a few begin with an error
     assert {name: count for name, count in count_reached_states(family, sequences).items() if count < LEAST} == {}
+    met, possible = set(count_pairs(family, sequences)), {pair for pair in all_pairs(family) if not why_impossible(pair)}
+    assert met <= possible
+    assert len(possible - met) <= 1 + len(all_pairs(family)) // 30  # a few can be missing by chance
+    named = {clause for sequence in sequences[:40] for clause in named_clauses(sequence)}
+    assert named <= set(all_families()[family].speaks_for)
 
 
-@pytest.mark.extended
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("family", families_with_machine())
-def test_a_machine_meets_the_pairs_of_operations_of_its_family(family):
-    met = set(count_pairs(family, random_sequences(OnBackend(backend("numpy")), family, examples=MANY_PAIRS.get(family, 100))))
-    impossible = {pair for pair in all_pairs(family) if why_impossible(pair)}
-    assert met & impossible == set()
-    assert len(all_pairs(family) - impossible - met) <= 1 + len(all_pairs(family)) // 30  # a few can be missing by chance
+def named_clauses(sequence):
+    """The clauses that a wrong reply to one of the calls would break."""
+    models = ModelRunner("exact")
+    for exchange in sequence:
+        expected = models.expect(exchange.request)
+        models.judge(exchange, expected)
+        if not isinstance(expected, UnjudgedReply):
+            yield expected.clause
 
 
 def rows(count, heads=1, dim=2):

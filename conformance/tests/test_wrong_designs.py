@@ -27,6 +27,34 @@ SAMPLE = (
     "truncate_keeps_the_integer_type",
     "truncate_works_for_the_rollback_only",
 )
+# The clause by which a design is noticed, if it is not the design's own. Its checks run first, to save time.
+NOTICED_BY = {
+    "truncating_into_the_sinks_stores_them_twice": "MOVE-01",
+    "an_append_of_the_whole_ring_starts_at_slot_0": "LAW-05",
+    "a_delayed_reorder_is_lost_by_growth": "EDIT-08",
+    "append_step_appends_layer_by_layer": "LAW-01",
+    "the_largest_magnitude_is_of_256_numbers": "FMT-ROT-02",
+    "append_step_uses_the_scale_of_keys_for_values": "LAW-04",
+    "the_first_append_after_load_is_at_the_longest_layer": "LAW-01",
+    "a_row_is_finite_if_its_sum_is": "FMT-AFF-01",
+    "a_row_after_zeros_uses_the_last_scale": "FMT-GGML-03",
+    "a_tile_begins_at_its_group": "LAW-18",
+    "an_older_run_of_the_same_format_is_continued": "MOVE-01",
+    "tokens_that_are_never_stored_have_no_position": "EDIT-06",
+    "bytes_are_counted_in_the_newest_format": "MOVE-01",
+    "a_prompt_longer_than_the_tail_skips_it": "EDIT-06",
+    "a_failed_store_is_rolled_back_again_later": "MOVE-13",
+    "a_step_without_room_has_served_the_first_sessions": "ENG-10",
+    "a_tile_of_query_heads_is_at_most_eight": "LAW-18",
+    "references_are_counted_in_a_byte": "LAW-18",
+    "fork_forgets_what_was_released": "WIN-09",
+    "a_call_copies_at_most_sixteen_blocks": "LAW-18",
+    "match_of_several_blocks_is_a_use": "PREFIX-08",
+    "commit_pairs_the_remaining_blocks_with_the_first_keys": "PREFIX-04",
+    "load_keeps_the_committed_tokens": "PREFIX-02",
+    "a_layer_is_found_in_its_block_by_remainder": "EDIT-01",
+    "a_damaged_file_evicts_blocks": "LAW-01",
+}
 
 
 @pytest.mark.parametrize("wrong", EVERY)
@@ -39,9 +67,10 @@ def test_its_proof_shows_the_difference(wrong: Design, monkeypatch: pytest.Monke
 
 
 def checks_of(wrong: Design) -> Iterator[Check]:
-    """The checks of the design's family at defaults: those of its clause first, the state machine last."""
+    """The checks of the design's family at defaults: those that are expected to notice it first, the state machine last."""
     checks = [check for check in all_checks() if check.family == wrong.family and not check.option]
-    return iter(sorted(checks, key=lambda check: (check.run is None, check.clause != wrong.clause, check.clause, check.name)))
+    first = wrong.clause, NOTICED_BY.get(wrong.name)
+    return iter(sorted(checks, key=lambda check: (check.clause not in first, check.run is None, check.clause, check.name)))
 
 
 def noticed_by(wrong: Design) -> str:
@@ -69,4 +98,4 @@ def test_the_judge_notices_it_unless_it_is_listed(wrong: Design, monkeypatch: py
 
 
 def test_the_list_names_designs() -> None:
-    assert DESIGNS.keys() >= GETS_THROUGH.keys()
+    assert DESIGNS.keys() >= GETS_THROUGH.keys() | NOTICED_BY.keys()

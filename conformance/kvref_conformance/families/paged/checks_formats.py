@@ -1,6 +1,7 @@
 """Checks of PAGED-18: a paged cache in formats with scales, through all operations."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -196,6 +197,11 @@ def write_of_values_that_a_format_cannot_store_raises(subject: Subject) -> None:
                 session.cache.write(sequence, 0, start, keys, bad)
             session.look()
             assert_equal(session.blocks(), before, f"blocks after a rejected write of values too large for {name} at {start}")
+        with suppress(NotOffered):
+            with raises("NonFinite"):  # the token needs a block
+                session.cache.append([sequence], session.layers[0], keys[:1], bad[:1])
+            session.look()
+            assert_equal(session.blocks(), before, f"blocks after a rejected append of a value too large for {name}")
     if not tried:
         raise NotOffered("finite inputs that a format with scales cannot store")
 
