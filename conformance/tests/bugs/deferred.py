@@ -1,5 +1,7 @@
 """Bugs that show only if two calls follow each other and nothing is read between them."""
 
+from collections import OrderedDict
+
 import numpy as np
 
 from bugs.engines import put, rows_of
@@ -75,7 +77,8 @@ def a_commit_adds_the_blocks_that_a_window_freed(patch):
         before, count = getattr(self, "freed", {}).get(int(sequence), ((), 0))
         for entry, key in enumerate(self._committed[int(sequence)].keys[:count]):
             if not self.pool.find(key):
-                self.pool._index[key] = [CachedBlock(key, np.array([table[entry] for table in before], np.int32))]
+                cached = CachedBlock(key, np.array([table[entry] for table in before], np.int32))
+                self.pool._index[key] = OrderedDict({cached.blocks.tobytes(): cached})
 
     patch.setattr(PrefixCache, "release_before", releasing)
     patch.setattr(PrefixCache, "commit", committing)

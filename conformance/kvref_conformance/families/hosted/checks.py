@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families import all_families
@@ -143,6 +145,42 @@ def to_host_and_to_device_that_raise_copy_nothing(subject: Subject) -> None:
         fixture.look()
     fixture.cache.to_device([0, 1], [0, 1])
     fixture.look()
+
+
+@check("LAW-10", "hosted")
+def write_of_a_wrong_shape_raises(subject: Subject) -> None:
+    fixture = HostedFixture(subject)
+    fixture.write(0)
+    keys, values = block_of_tokens(subject, fixture.cache)
+    for axis in range(3):  # tokens, heads, dim
+        long_keys, long_values = (np.concatenate([part, part], axis) for part in (keys, values))
+        for pair in ((long_keys, long_values), (long_keys, values), (keys, long_values), (keys[0], values[0])):
+            with raises("ShapeMismatch"):
+                fixture.cache.write(0, *pair)
+            fixture.look()
+
+
+@check("LAW-11", "hosted")
+def read_and_write_of_a_block_out_of_range_raise(subject: Subject) -> None:
+    fixture = HostedFixture(subject)
+    fixture.write(0)
+    for block in (fixture.blocks, fixture.blocks + 10**6, *subject.integers(-1)):
+        with raises("SlotOutOfRange"):
+            fixture.cache.read(block)
+        with raises("SlotOutOfRange"):
+            fixture.cache.write(block, *block_of_tokens(subject, fixture.cache))
+        fixture.look()
+
+
+@check("FMT-LEVEL-04b", "hosted")
+def write_of_float64_raises(subject: Subject) -> None:
+    fixture = HostedFixture(subject)
+    fixture.write(0)
+    keys, values = block_of_tokens(subject, fixture.cache)
+    for wide in ((keys.astype(np.float64), values), (keys, values.astype(np.float64))):
+        with raises("DtypeMismatch"):
+            fixture.cache.write(0, *wide)
+        fixture.look()
 
 
 # LAW-20: a law in the form that applies to this family only.
