@@ -151,7 +151,7 @@ class Grouped(ReferenceModel):
         if wrong:
             refused = self.expect_error(wrong + storage_errors(keys, values, self.dtype))
             short = wrong[0][0] == "OutOfBlocks"
-            return replace(refused, on_error=lambda: self.on_success("no blocks")(None)) if short else refused
+            return replace(refused, on_error=lambda: self.note_unchanged("no blocks")) if short else refused
         new = [stored(key, value, self.dtype) for key, value in zip(keys, values, strict=True)]
 
         def change(ok: Any) -> None:
@@ -172,7 +172,7 @@ class Grouped(ReferenceModel):
             *(part.values for tokens, _ in new for token in tokens for part in token)
         ):
             return Expectation("GROUP-03", then)
-        return AcceptedOrError("LAW-04", then, on_error=lambda: self.on_success("refused")(None))
+        return AcceptedOrError("LAW-04", then, on_error=lambda: self.note_unchanged("refused"))
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong = self._unknown(sequence) + _no_tokens(tokens)

@@ -73,7 +73,7 @@ class Latent(WholeCacheModel):
             change(ok)
 
         if self._unstorable(arrays):
-            return AcceptedOrError("MLA-05", self.on_success("append", accept), on_error=lambda: self.on_success("refused")(None))
+            return AcceptedOrError("MLA-05", self.on_success("append", accept), on_error=lambda: self.note_unchanged("refused"))
         return Expectation("MLA-05", self.on_success("append", change))
 
     def _unstorable(self, arrays: Any) -> Errors:

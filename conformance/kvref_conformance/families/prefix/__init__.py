@@ -15,7 +15,7 @@ FAMILY = Family(
     chapter="prefixes",
     small=PAGES.small,
     speaks_for=(
-        *(clause for clause in PAGES.speaks_for if not clause.startswith(("MOVE", "WIN"))),  # checks judge hits after load
+        *(clause for clause in PAGES.speaks_for if not clause.startswith("MOVE")),  # checks judge hits after load
         *(f"PREFIX-{n:02}" for n in range(1, 16)),
     ),
     gives={**PAGES.gives, "begin": "sequence"},
