@@ -112,6 +112,14 @@ def test_a_declared_choice_is_judged(family, design, clause, declared, with_it):
     assert verdict(family, design, clause, undeclared) == "failed"
 
 
+@pytest.mark.parametrize(
+    ("design", "expected"),
+    [(paged_designs.OneWindowInAllLayers, "passed"), (paged_designs.OneWindowThatFreesTooMuch, "failed")],
+)
+def test_a_pool_with_one_window_is_judged_as_a_paged_cache(design, expected):
+    assert verdict("paged", design, "WIN-09", {}) == expected
+
+
 @pytest.mark.parametrize(("family", "design"), FEW)
 def test_no_clause_fails(family, design):
     found = verdicts(family, design, Effort(examples=4), LARGE)
