@@ -58,6 +58,14 @@ def _parser() -> argparse.ArgumentParser:
 
     patience = f"maximum seconds per call (default {TIMEOUT:g}; {SERVER_TIMEOUT:g} for a server)"
 
+    class Once(argparse.Action):
+        """Rejects an option that is given twice, of which argparse would use the last one silently."""
+
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            if getattr(namespace, self.dest) is not None:
+                parser.error(f"argument {option_string}: expected one, got {getattr(namespace, self.dest)} and {values}")
+            setattr(namespace, self.dest, values)
+
     class Parser(argparse.ArgumentParser):
         """Suggests the nearest choice for one that does not exist. Its subparsers are of this class too."""
 
@@ -81,7 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_server_options(check)
     check.add_argument("--stderr", action="store_true", help="show what the program writes to its standard error")
-    check.add_argument("--family", metavar="FAMILY", help="select the checks of one family: paged, quantized, ...")
+    check.add_argument(
+        "--family", action="append", metavar="FAMILY",
+        help="select the checks of a family: paged, quantized, ...; may be repeated",
+    )  # fmt: skip
     check.add_argument(
         "--clause", action="append", metavar="CLAUSE", help="select clauses by id or pattern: PAGED-07, 'FMT-*'; may be repeated"
     )
@@ -125,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         "--minutes", type=float, default=1.0, metavar="N", help="total duration, divided among the families (default %(default)g)"
     )
     soak.add_argument("--concurrency", type=int, metavar="N", help="with --server: number of requests at once (default 8)")
-    soak.add_argument("--family", metavar="FAMILY", help="select one family: paged, contiguous, ...")
+    soak.add_argument("--family", action=Once, metavar="FAMILY", help="select one family: paged, contiguous, ...")
     soak.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the workload (default %(default)s)")
     soak.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     soak.add_argument("--timeout", type=float, metavar="S", help=patience)
@@ -142,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         "all results. Needs Dask: pip install '.[search]' in a clone",
     )
     _add_implementation_options(search)
-    search.add_argument("--family", metavar="FAMILY", help="search one family only: paged, quantized, ...")
+    search.add_argument("--family", action=Once, metavar="FAMILY", help="search one family only: paged, quantized, ...")
     search.add_argument("--hours", type=float, metavar="N", help="duration in hours")
     search.add_argument("--minutes", type=float, metavar="N", help="duration in minutes, added to --hours")
     search.add_argument(

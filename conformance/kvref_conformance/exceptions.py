@@ -10,14 +10,16 @@ class CannotRun(Exception):
     """The run cannot start or continue, for example because the implementation cannot be loaded. The message is one line."""
 
 
-def printable(text: str) -> str:
-    """The text with escape sequences and other control characters, except line breaks, replaced by their codes.
+def printable(text: str, keep_lines: bool = True) -> str:
+    """The text with escape sequences and other control characters replaced by their codes.
 
-    For text that an implementation chose: printed on a terminal, it could change what else is shown.
+    For text that an implementation chose: printed on a terminal, it could change what else is shown. keep_lines: whether line
+    breaks stay.
     """
-    return (
-        text if text.isprintable() else "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
-    )
+    kept = "\n" if keep_lines else ""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in kept else repr(each)[1:-1] for each in text)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -116,6 +116,14 @@ def test_a_declared_choice_is_judged(family, design, clause, declared, with_it):
 
 
 @pytest.mark.parametrize(
+    ("design", "expected"),
+    [(paged_designs.OneWindowInAllLayers, "passed"), (paged_designs.OneWindowThatFreesTooMuch, "failed")],
+)
+def test_a_pool_with_one_window_is_judged_as_a_paged_cache(design, expected):
+    assert verdict("paged", design, "WIN-09", {}) == expected
+
+
+@pytest.mark.parametrize(
     ("family", "design"),
     [
         pytest.param(*each.values, id=each.id, marks=() if each.id in IN_DEFAULT_TESTS else pytest.mark.extended)

@@ -215,14 +215,14 @@ def format_value(value: Any) -> str:
             else f"{array.dtype}({_format_array(array)})"
         )
     if isinstance(value, tuple | list):
-        words = _format_list(value, format_value)
+        words = format_list(value, format_value)
         return f"({words})" if isinstance(value, tuple) else f"[{words}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {format_value(part)}' for name, part in value.items())}}}"
     return repr(value)
 
 
-def _format_list(values: Sequence[Any], show: Callable[[Any], str]) -> str:
+def format_list(values: Sequence[Any], show: Callable[[Any], str]) -> str:
     """The elements of a list, for a long list only the first few and the length."""
     if len(values) <= MAX_LIST_ITEMS:
         return ", ".join(map(show, values))
@@ -255,7 +255,7 @@ def format_calls(exchanges: Iterable[Exchange]) -> list[str]:
 def _format_call(exchange: Exchange, names: dict[int, str]) -> str:
     def shown(value: Any) -> str:
         if isinstance(value, list):
-            return f"[{_format_list(value, shown)}]"
+            return f"[{format_list(value, shown)}]"
         if isinstance(value, np.integer):
             return f"{value.dtype}({value})"  # the integer type can be the cause of a failure (LAW-20)
         return names.get(value.id, "?") if isinstance(value, ObjectReference | ReplyReference) else format_value(value)

@@ -40,6 +40,7 @@ from kvref_conformance.testlib.registry import Check
 
 def check(options: argparse.Namespace) -> int:
     options.name = selected_name(options) if options.list else required_name(options)
+    options.family = [family for each in options.family or [] for family in each.split(",")]
     options.timeout = call_timeout(options, options.name or "")
     _reject_contradictory_options(options)
     expected = _expected_failures(options)
@@ -50,7 +51,7 @@ def check(options: argparse.Namespace) -> int:
         return 0
     searched = options.seed, options.slow, options.real, options.examples, options.deep
     effort = Effort(*searched, options.timeout, keep_traces=options.traces is not None)
-    run_options = RunOptions(options.name, effort, options.family, options.isolate, options.stderr)
+    run_options = RunOptions(options.name, effort, _selected_families(options), options.isolate, options.stderr)
     collect_rarely()
     with closing(_make_judge(run_options)) as judge:
         if options.list:
@@ -100,9 +101,10 @@ def _report_results(
 
 
 def _reject_contradictory_options(options: argparse.Namespace) -> None:
-    if options.family is not None and options.family not in families():
-        known = ", ".join(families())
-        raise CannotRun(f"--family: expected one of {known}, got {options.family!r}{suggest(options.family, families())}")
+    for family in options.family:
+        if family not in families():
+            known = ", ".join(families())
+            raise CannotRun(f"--family: expected one of {known}, got {family!r}{suggest(family, families())}")
     if not 0 <= options.least_judged <= 100:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
     for option, least in (("seed", 0), ("examples", 1), ("jobs", 1)):
@@ -131,7 +133,7 @@ def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
 
 def _select_checks(options: argparse.Namespace) -> dict[Clause, list[Check]]:
     try:
-        return select_checks(_clause_pattern(options), options.family)
+        return select_checks(_clause_pattern(options), _selected_families(options))
     except CannotRun as error:
         raise CannotRun(f"--clause {error}") from None
 
@@ -140,12 +142,18 @@ def _clause_pattern(options: argparse.Namespace) -> str:
     return ",".join(options.clause or ["*"])
 
 
+def _selected_families(options: argparse.Namespace) -> str | None:
+    """The families that were named, separated by commas, or None."""
+    return ",".join(options.family) or None
+
+
 def _make_judge(run_options: RunOptions) -> CheckRunner:
     judge = make_runner(run_options)
     interrupts.raise_if_interrupted()
-    if run_options.family and not offers(judge.implementation, run_options.family):
+    families = run_options.family.split(",") if run_options.family else []
+    if missing := [family for family in families if not offers(judge.implementation, family)]:
         judge.close()
-        raise CannotRun(f"{run_options.name}: nothing to test, it does not offer the family {run_options.family}")
+        raise CannotRun(f"{run_options.name}: nothing to test, it does not offer the family {' or '.join(missing)}")
     return judge
 
 
@@ -159,7 +167,7 @@ def _run_checks(
         arguments = ["--pyargs", "kvref_conformance.families", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
         arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.pytest_plugin", "--noconftest"]
         arguments += [f"--kvref={options.name}", f"--kvref-clause={_clause_pattern(options)}", f"--kvref-seed={options.seed}"]
-        arguments += [f"--kvref-family={options.family}"] if options.family else []
+        arguments += [f"--kvref-family={run_options.family}"] if run_options.family else []
         arguments += [f"--kvref-traces={options.traces}"] if options.traces else []
         arguments += [f"--kvref-xfails={options.xfails}"] if options.xfails and Path(options.xfails).exists() else []
         arguments += [f"--junitxml={options.junit}"] if options.junit else []

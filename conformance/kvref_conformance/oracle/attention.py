@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,34 @@ def query_errors(query: NDArray, heads: int, dim: int) -> Errors:
     return wrong + finite_errors(query) if wrong else []
 
 
+def other_convention(
+    query: NDArray, keys: NDArray, values: NDArray, got: NDArray, *, scale: float, views: Sequence[NDArray] | None = None,
+    causal: bool = False, **options: Any,
+) -> str:  # fmt: skip
+    """A note if a wrong output `got` is right by another convention, such as " (right if attention is not causal)", or "".
+
+    The other arguments are those of `attention`, by which the output is wrong.
+    """
+    count, length = len(query), len(keys)
+    last = [np.arange(max(0, length - count + 1 + row)) for row in range(count)]
+    own = {"views": views if views is not None else last if causal else [np.arange(length)] * count, "scale": scale}
+    first = [np.arange(min(row + 1, length)) for row in range(count)]
+    conventions: dict[str, tuple[dict[str, Any], int]] = {
+        "attention is causal, with the queries of the last tokens": ({"views": last}, 1),
+        "attention is causal, with the queries of the first tokens": ({"views": first}, 1),
+        "attention is not causal": ({"views": [np.arange(length)] * count}, 1),
+        "the queries are in reverse order": ({}, -1),
+        "the scale is 1": ({"scale": 1.0}, 1),
+        "the scale is 1 / sqrt(head_dim)": ({"scale": np.shape(query)[2] ** -0.5}, 1),
+    }
+    for convention, (changes, step) in conventions.items():
+        out, bound = (part[::step] for part in attention(query, keys, values, **own | changes | options))
+        bound = bound + output_rounding(out, bound, got.dtype.name) + U * np.abs(out)
+        if got.shape == out.shape and (np.abs(got.astype(np.float64) - out) <= bound).all():
+            return f" (right if {convention})"
+    return ""
+
+
 def expect_attend(
     clause: str,
     query: NDArray,
@@ -161,4 +190,5 @@ def expect_attend(
         weight_slack=lambda dtype: weight_rounding(
             query, keys.values, values.values, dtype, scale=scale, views=views, ranks=ranks
         ),
+        explain=partial(other_convention, query, keys.values, values.values, scale=scale, views=views, ranks=ranks),
     )

@@ -100,6 +100,8 @@ class ModelRunner:
             )
         expected.judge(exchange.reply, exchange.request.op, self.level)
         self.replies[exchange.request.id] = exchange.reply.ok
+        if exchange.request.on in self.models:
+            self.models[exchange.request.on].note_correct()
 
     def _argument(self, value: Any) -> Any:
         """An argument for a model: references are resolved, NumPy integers become Python integers (LAW-20)."""

@@ -527,6 +527,45 @@ class ForkIsACopy(Paged):
     fork = None
 
 
+class WindowedPool:
+    """A batched cache with one sliding window in all layers. The engine calls `free_skipped` after a step (vLLM's name)."""
+
+    window = 4
+
+    def __init__(self, **sizes):
+        self._pool = Paged(**sizes)
+
+    def __getattr__(self, name):
+        return getattr(self._pool, name)
+
+    def free_skipped(self, sequence, num_computed):
+        """Free the blocks that no query after the first `num_computed` tokens sees."""
+        self._pool.release_before(sequence, max(0, num_computed - self.window + 1))
+
+
+class OneWindowInAllLayers:
+    """The adapter of a WindowedPool. Its `attend` covers a window and is judged in the family `attention`."""
+
+    def __init__(self, **sizes):
+        self._cache = WindowedPool(**sizes)
+        for name in ("create", "drop", "write", "append", "append_step", "length", "gather", "read", "block_table", "fork"):
+            setattr(self, name, getattr(self._cache, name))
+
+    num_free_blocks = property(lambda self: self._cache.num_free_blocks)
+
+    def release_before(self, sequence, position):
+        if not 0 <= position <= min(self._cache.counts.get(sequence, [0])):
+            self._cache.release_before(sequence, position)  # raises
+        self._cache.free_skipped(sequence, int(position) + self._cache.window - 1)
+
+
+class OneWindowThatFreesTooMuch(OneWindowInAllLayers):
+    """A wrong one: it frees the block that the first token of the window is in."""
+
+    def release_before(self, sequence, position):
+        super().release_before(sequence, min(int(position) + 1, min(self._cache.counts[sequence])))
+
+
 LIMITS: dict[str, dict[str, object]] = {
     "Float16": {"dtype": "float16"},
     "SlotsOfEachRequest": {"block_size": 1},
@@ -540,5 +579,5 @@ DESIGNS: Sequence[type] = (
     OneTensor, MemoryDoubles, WritesAreLogged, WritesWaitForARead, ImmutableMemory, FreedBlocksAreOverwritten, Float16,
     SlotsOfEachRequest, LargeIds, DescendingIds, NumpyIds, Tuples, BackwardStrides, ForkCopiesPartlyFilledBlocks,
     ForkLeavesEmptyBlocks, TruncateKeepsEveryBlock, TruncateKeepsOneBlockMore, RemoveMovesWholeBlocks, CopiesAreDelayed,
-    OneTableForAllLayers, FewOperations, ForkIsACopy,
+    OneTableForAllLayers, FewOperations, ForkIsACopy, OneWindowInAllLayers,
 )  # fmt: skip

@@ -317,7 +317,7 @@ class Engine(ReferenceModel):
         return NewSessionOrError("ENG-06", then, ("OutOfBlocks",), self._refused, self._new_session_text, tuple(self.sessions))
 
     def _refused(self) -> None:
-        self.last_change = "refused"
+        self.note_unchanged("refused")
         self._blame_all("ENG-06")
 
     def _blame_all(self, clause: str) -> None:

@@ -137,6 +137,7 @@ def to_host_and_to_device_that_raise_copy_nothing(subject: Subject) -> None:
         *([([1, number], [0, 1], "SlotOutOfRange") for number in subject.integers(-1)]),
         *([([1, 0], [0, number], "SlotOutOfRange") for number in subject.integers(-1)]),
     ]  # fmt: skip
+    fixture.look()
     for blocks, places, kind in wrong:
         with raises(kind):
             fixture.cache.to_host(blocks, places)

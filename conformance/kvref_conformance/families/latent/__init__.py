@@ -62,7 +62,9 @@ ERRORS: dict[str, str] = {
 
 
 class Latent(Protocol):
-    """`dtype` is any format, or `packed`. `records` returns the rows byte by byte."""
+    """`dtype` is any format, or `packed`. `records` returns the rows byte by byte. With `causal`, the queries of `attend` are
+    those of the last tokens; without, each sees every token.
+    """
 
     length: int
     num_bytes: int

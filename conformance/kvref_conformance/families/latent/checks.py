@@ -356,6 +356,7 @@ def concatenate_pairs(first: Pair, second: Pair) -> Pair:
 @check("LAW-01", "latent")
 def append_of_one_token_too_many_changes_nothing(subject: Subject) -> None:
     fixture = LatentFixture(subject, 2, **default_sizes(subject) | {"max_tokens": 4})
+    fixture.look()
     with raises("CapacityExceeded"):  # one token less would fit
         fixture.cache.append(*random_pair(subject, fixture.cache, fixture.cache.config["max_tokens"] - 1))
     fixture.look()

@@ -48,6 +48,8 @@ from kvref_conformance.testlib.law_adapter import (
     LawAdapter,
     assert_counters_within_bounds,
     assert_same_observables,
+    assert_tokens_kept,
+    assert_whole_appends_kept,
     call_tolerating_errors,
     fill_stream,
     overrides,
@@ -223,6 +225,7 @@ def arguments_out_of_range_raise(stream: LawAdapter) -> None:
 def calls_that_raise_change_nothing(stream: LawAdapter) -> None:
     """A call that raises no such error breaks other clauses. It is left out, and the rest begins again in a new stream."""
     stream, keys, values = fill_stream(stream)
+    assert_tokens_kept(stream, keys, values, "before invalid calls")
     before, left_out = stream.all_observables(), set[int]()
     while True:
         results = dict[int, bool | None]()
@@ -651,6 +654,7 @@ def tokens_with_equal_keys_or_values_keep_their_own(stream: LawAdapter) -> None:
 
 @law("LAW-05b")
 def cleared_tokens_cannot_be_read(stream: LawAdapter) -> None:
+    assert_whole_appends_kept(stream, 2, "that was never cleared")
     fill_stream(stream)
     stream.clear()
     assert_equal(len(stream), 0, "number of tokens after clear or drop")
@@ -754,6 +758,7 @@ def appended_arrays_may_be_overwritten(stream: LawAdapter) -> None:
     subject.require_same_process()
     wanted = {MANY_TOKENS, *(edge + by for edge in container_sizes(stream) for by in (-1, 0, 1))}
     for count in sorted({subject.size("tokens", each) for each in wanted if 0 < each <= stream.room()}):
+        assert_whole_appends_kept(stream, count, "whose input arrays were not overwritten")
         fresh = stream.new_cache()
         fresh.require_room(count)
         for when in ("", "after clear, "):
@@ -838,5 +843,6 @@ def append_accepts_views(stream: LawAdapter) -> None:
     for view in (strided, transposed):
         fresh, (keys, values) = stream.new_cache(), stream.tokens(subject.size("tokens", MANY_TOKENS))
         fresh.require_room(len(keys))
+        assert_whole_appends_kept(stream, len(keys), "whose input arrays are no views")
         fresh.append_arrays(view(fresh.to_cache_layout(keys)), view(fresh.to_cache_layout(values)))
         assert_reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens appended as {view.__name__} views")

@@ -74,6 +74,10 @@ ERRORS: dict[str, str] = {
 
 
 class Paged(Protocol):
+    """`attend` is not causal: each of its queries, of which all have the position of the newest token, sees every token of the
+    layer.
+    """
+
     num_free_blocks: int
     utilization: float
 

@@ -607,6 +607,7 @@ def write_without_room_changes_nothing(subject: Subject) -> None:
     for free, count in ((2, 2 * size + 1), (0, 1)):  # free entries, and tokens that need one more
         session.write(sequence, 0, length, (entries - free) * size - length)
         length = (entries - free) * size
+        session.look()
         with raises("OutOfBlocks"):
             session.write(sequence, 0, length, count)
         in_use(subject, session.cache, {sequence: entries - free}, "after a write that raised OutOfBlocks")

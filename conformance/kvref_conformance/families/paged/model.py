@@ -220,7 +220,7 @@ class Paged(TableModel, SerializableModel):
 
         after = outcome(self.ways, self.total, ways)
         if not after.goes and not self.lost:
-            return ExpectedError("MOVE-02", kinds=("OutOfBlocks",), on_error=lambda: self.on_success("not loaded")(None))
+            return ExpectedError("MOVE-02", kinds=("OutOfBlocks",), on_error=lambda: self.note_unchanged("not loaded"))
 
         def change(content: Any) -> None:
             self.settle(after.after or self.ways)

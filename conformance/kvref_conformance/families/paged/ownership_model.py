@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from kvref_conformance.calls.messages import format_list
+
 TableEntry = tuple[int, int, int]  # sequence, layer, entry
+OTHER_BLOCK = "other"  # stands for a block with an unknown id, in messages
 RELEASED = -1  # the name and the id in the place of a released block (WIN-09); names of blocks are positive
 
 
@@ -133,6 +136,11 @@ class OwnershipState:
         known = {**self.blocks, RELEASED: RELEASED}
         found = [known.get(entry[layer]) for entry in self.tables[sequence]]
         return None if None in found else [block for block in found if block is not None]
+
+    def describe_table(self, sequence: int, layer: int) -> str:
+        """Returns the table of a layer as text: the known block ids, and OTHER_BLOCK for each block that is not known yet."""
+        known = {**self.blocks, RELEASED: RELEASED}
+        return f"[{format_list([known.get(entry[layer], OTHER_BLOCK) for entry in self.tables[sequence]], str)}]"
 
     def accepts(self, sequence: int, layer: int, blocks: list[int]) -> bool:
         """Returns whether the table of a layer can list these ids: known ids are unchanged, and each id has one name."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvref_conformance.calls.messages import format_value
 from kvref_conformance.families.paged.ownership_model import (
+    OTHER_BLOCK,
     RELEASED,
     Alternative,
     OwnershipState,
@@ -210,7 +211,7 @@ class TableModel(ReferenceModel):
 
         def refused() -> None:
             self.ways = found.stays or self.ways
-            self.last_change = "refused"
+            self.note_unchanged("refused")
 
         return refused
 
@@ -231,7 +232,7 @@ class TableModel(ReferenceModel):
     def expect_error(self, wrong: Errors) -> ExpectedError:
         if {kind for kind, _ in wrong} == {"OutOfBlocks"}:
             short = "no copy" if wrong[0][1] == "SHARE-07" else "short"
-            return ExpectedError(wrong[0][1], kinds=("OutOfBlocks",), on_error=lambda: self.on_success(short)(None))
+            return ExpectedError(wrong[0][1], kinds=("OutOfBlocks",), on_error=lambda: self.note_unchanged(short))
         return super().expect_error(wrong)
 
     def may_be_short(self, needed: dict[Any, int]) -> Errors:
@@ -263,15 +264,15 @@ class TableModel(ReferenceModel):
             for held in self.ways:
                 held.see(sequence, layer, table)
 
-        def seen() -> str:
-            tables = {(each, at): self.table(each, at) for each in self.sequences for at in range(self.layers)}
-            return ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table) or "none yet"
+        def tables() -> str:
+            """Returns the tables that are possible, for example "[3, other]"."""
+            found = " or ".join(dict.fromkeys(held.describe_table(sequence, layer) for held in self.ways))
+            others = f"; {OTHER_BLOCK}: different blocks of [0, {self.total}) that no table listed before"
+            return found + others if OTHER_BLOCK in found else found
 
-        count = " or ".join(map(str, sorted(counts)))
-        says = f"{count} different blocks of [0, {self.total}), in other tables only if they are shared; known: "
         length = (min(counts), self.clause_of("block_table")) if len(counts) == 1 else None
         clause = self.clause_by_observation.get((self.last_change, "block_table"), "PAGED-13")
-        return AnyOf(clause, note, range_text=says, details=seen, accepts=accepts, length=length)
+        return AnyOf(clause, note, details=tables, accepts=accepts, length=length)
 
     def block_tables(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):

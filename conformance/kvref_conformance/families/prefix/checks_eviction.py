@@ -335,6 +335,7 @@ def calls_that_raise_evict_nothing(subject: Subject) -> None:
         damaged = np.array(cache.save(sequence))
         damaged[-1] ^= 1
         calls.append(("FileDamaged", "load", (sequence, damaged)))
+    assert_equal(served.count_cached(*prompts), [1, 1, 1], "cached blocks of three prompts before any call raised")
     for kind, name, args in calls:
         with suppress(NotOffered):
             with raises(kind):

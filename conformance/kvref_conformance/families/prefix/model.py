@@ -207,6 +207,8 @@ class Prefix(Paged):
 
     def _clause_of_excess(self, key: Key) -> str:
         """Returns the clause that a hit on this block breaks."""
+        if not self.rows and not self.reset_keys:
+            return "PREFIX-04"  # no block was ever committed, so it cannot be taken for another one
         if key in self.rows:
             return "PREFIX-07"
         if key in self.reset_keys:
@@ -293,7 +295,7 @@ class Prefix(Paged):
     def expect_error(self, wrong: Errors) -> ExpectedError:
         refused = super().expect_error(wrong)
         if wrong[0][1] == "PREFIX-13":
-            return replace(refused, on_error=lambda: self.on_success("none begun")(None))
+            return replace(refused, on_error=lambda: self.note_unchanged("none begun"))
         return refused
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:

@@ -136,6 +136,7 @@ def append_of_too_many_tokens_changes_nothing(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
         session = QuantizedFixture(subject, format=name)
         session.append(3)
+        session.look()
         with raises("CapacityExceeded"):
             session.cache.append(0, *session.random(session.model.room - 2))
         session.look()
@@ -441,6 +442,7 @@ def append_step_with_a_full_layer_changes_no_layer(subject: Subject) -> None:
     subject.require_size(num_layers=2)
     session = QuantizedFixture(subject, capacity=2)
     session.cache.append(1, *session.random(session.model.room))
+    session.look()
     with raises("CapacityExceeded"):
         session.step()
     session.look()

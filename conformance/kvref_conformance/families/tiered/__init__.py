@@ -62,7 +62,9 @@ class TieredStats(Statistics, Protocol):
 
 
 class Tiered(Protocol):
-    """`update_policy` accepts all sizes and formats of `new` except num_kv_heads, head_dim and max_tokens."""
+    """`update_policy` accepts all sizes and formats of `new` except num_kv_heads, head_dim and max_tokens. `attend` is not
+    causal: each of its queries, of which all have the position of the newest token, sees every token.
+    """
 
     total_tokens: int
 
