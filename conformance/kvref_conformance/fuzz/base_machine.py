@@ -157,7 +157,7 @@ class FamilyStateMachine(RuleBasedStateMachine):
         return self.call_quietly("save", self.edited)
 
     @precondition(lambda self: self.objects)
-    @rule(which=WHICH, picks=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=2, max_size=6))
+    @rule(which=WHICH, picks=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=3, max_size=12))
     def edit_in_a_row(self, which: int, picks: list[tuple[int, int]]) -> None:
         """Make changing calls on one object or sequence, and read nothing between them."""
         edits = self.edits(which)

@@ -80,9 +80,7 @@ def assert_threads_do_not_interfere(subject: Subject, calls: Sequence[Sequence[C
         while monotonic() < ends[0]:
             for call, wanted in zip(calls[thread], alone[thread], strict=True):
                 for got, want in zip(call(), wanted, strict=True):
-                    assert_same(
-                        np.asarray(got), want, f"{what} in one of {NUM_THREADS} threads, compared with the same calls alone"
-                    )
+                    assert_same(np.asarray(got), want, where)
 
     with subject.unrecorded_calls():
         run_in_threads(subject, repeat)
