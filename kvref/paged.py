@@ -19,7 +19,7 @@ from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.block_sequences import PagedSequences
 from kvref.block_tables import NO_BLOCK
-from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole_fields
+from kvref.errors import ConfigError, NonFinite, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import Format, Quantized, of_keys_and_values
 from kvref.partial_load import Part, PendingLoad, SavedSequence, Span, read_part
 from kvref.rope import Rotary
@@ -343,7 +343,12 @@ class PagedCache(PagedSequences):
 
     def _rotate_keys(self, rotary: Rotary, by: int, slots: NDArray[np.int64]) -> Quantized:
         """The keys in these slots, rotated by `by` positions and quantized. Raises NonFinite."""
-        return self._store.keys.quantized(rotary.turned(self._store.keys.read(slots), by, self._backend))
+        keys = self._store.keys
+        rotated = keys.quantized(rotary.turned(keys.read(slots), by, self._backend))
+        overflows = self._backend.xp.isinf(keys.dequantized(rotated))  # quantizing raises in formats with scales only
+        if self._backend.xp.any(overflows):
+            raise NonFinite(f"keys: expected finite numbers in {self.config.dtype} after the rotation, got infinity")
+        return rotated
 
     def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         self._store.copy(sources, targets, self.config.block_size)

@@ -22,6 +22,8 @@ from kvref_conformance.fuzz.findings import Search
 from kvref_conformance.fuzz.pair_coverage import changing_operations
 from kvref_conformance.fuzz.row_generators import RowSource
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.model_runner import UnknownObject
+from kvref_conformance.oracle.reference_model import TooManyStates
 from kvref_conformance.testlib.fixtures import supports
 from kvref_conformance.traces.checked_session import CheckedSession
 from kvref_conformance.traces.shrinking import replay_requests
@@ -131,6 +133,8 @@ class FamilyStateMachine(RuleBasedStateMachine):
                 self.calls.observe(number)
         except ClauseViolation as found:
             self._fail(found)
+        except UnknownObject as unknown:
+            self._stop(unknown)
 
     def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
         """The operations that change something, each as a function that makes a call of it on `edited`, which this method sets.
@@ -153,15 +157,18 @@ class FamilyStateMachine(RuleBasedStateMachine):
         return self.call_quietly("save", self.edited)
 
     @precondition(lambda self: self.objects)
-    @rule(which=WHICH, picks=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=2, max_size=6))
+    @rule(which=WHICH, picks=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 7)), min_size=3, max_size=12))
     def edit_in_a_row(self, which: int, picks: list[tuple[int, int]]) -> None:
         """Make changing calls on one object or sequence, and read nothing between them."""
         edits = self.edits(which)
-        names = [list(edits)[pick % len(edits)] for pick, _ in picks]
-        self.saved = self.save_before_edits() if "load" in names else None
+        self.make_edits(edits, [(list(edits)[pick % len(edits)], number) for pick, number in picks])
+
+    def make_edits(self, edits: dict[str, Callable[[int], Any]], picks: Iterable[tuple[str, int]]) -> None:
+        """Make edits, each with its number, and read nothing between them."""
+        self.saved = self.save_before_edits() if "load" in dict(picks) else None
         self.in_a_row = True
         try:
-            for name, (_, number) in zip(names, picks, strict=True):
+            for name, number in picks:
                 if self.going and (name != "load" or self.saved is not None):
                     edits[name](number)
         finally:
@@ -188,6 +195,15 @@ class FamilyStateMachine(RuleBasedStateMachine):
             return None
         except ClauseViolation as found:
             self._fail(found)
+        except UnknownObject as unknown:
+            self._stop(unknown)
+
+    def _stop(self, unknown: UnknownObject) -> None:
+        """End the call sequence if there are too many possible states. Raises all other errors."""
+        if not isinstance(unknown.__cause__, TooManyStates):
+            raise unknown
+        self.going = False
+        self.subject.call_trace[:] = [exchange for exchange in self.subject.call_trace if exchange.reply]
 
     def _fail(self, found: ClauseViolation) -> NoReturn:
         """Add a failure to the search, and end the call sequence."""

@@ -15,6 +15,10 @@ from kvref_conformance.oracle.expectations import Errors, Expectation, ExpectedE
 ReadCall = tuple[str, dict[str, Any]]  # an operation that changes nothing, and its arguments
 
 
+class TooManyStates(ValueError):
+    """There are too many possible states to follow. A state machine then ends its call sequence."""
+
+
 class ReferenceModel(ABC):
     """The model of one object.
 

@@ -46,6 +46,8 @@ def a_release_after_a_truncate_to_the_end_of_a_block_loses_a_block(patch):
     patch.setattr(PagedCache, "release_before", releasing)
 
 
+@deferred("paged", "EDIT-10")
+@deferred("prefix", "EDIT-10")
 @bug("EDIT-10")
 def the_second_of_two_rotations_is_lost(patch):
     """Modelled on ggml-org/llama.cpp#3825: a shift that waits for the next read is not added to an earlier one."""
@@ -58,6 +60,29 @@ def the_second_of_two_rotations_is_lost(patch):
 
     forgetting(patch, PagedCache, *PAGED_READS)
     patch.setattr(PagedCache, "remove", removing)
+
+
+@bug("PREFIX-14")
+def keys_of_a_cached_block_are_rotated_in_place(patch):
+    """The block is in one table only, and the removal looks for other tables, but not into the prefix index."""
+    remove, needs_copy, copies_needed = PagedCache.remove, PrefixCache._needs_copy, PrefixCache._copies_needed
+
+    def removing(self, sequence, start, stop, theta=None, layout="halves"):
+        self.rotates = theta is not None
+        try:
+            remove(self, sequence, start, stop, theta, layout)
+        finally:
+            self.rotates = False
+
+    def needing(self, blocks):
+        return self.pool.shared(blocks) if getattr(self, "rotates", False) else needs_copy(self, blocks)
+
+    def counting(self, block):
+        return self.pool.references(block) - 1 if getattr(self, "rotates", False) else copies_needed(self, block)
+
+    patch.setattr(PagedCache, "remove", removing)
+    patch.setattr(PrefixCache, "_needs_copy", needing)
+    patch.setattr(PrefixCache, "_copies_needed", counting)
 
 
 @deferred("prefix", "PREFIX-04")

@@ -29,6 +29,7 @@ from kvref_conformance.testlib.fixtures import random_pair, random_tokens, strid
 from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS, power_of_two_edges
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
 Shape = tuple[int, int, int, int, int]  # queries, query heads, kv heads, tokens, dim
 SHAPES = ((1, 1, 1, 3, 4), (5, 2, 2, 8, 16), (3, 6, 2, 11, 5), (2, 8, 1, 40, 64))
@@ -313,6 +314,18 @@ def attention_outputs_stay_after_later_calls(subject: Subject) -> None:
         query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
         kept.add(f"attention call {number}", kernel.as_is("attention", query, keys, values, scale=0.5, causal=False, length=4))
     kept.assert_unchanged()
+
+
+@check("LAW-21a", "attention")
+def attention_in_threads_equals_attention_alone(subject: Subject) -> None:
+    kernel = subject.new("attention")
+
+    def attention(query: NDArray, keys: NDArray, values: NDArray) -> list[NDArray]:
+        return [kernel.attention(query, keys, values, scale=0.5, causal=True, length=len(keys))]
+
+    shape = nearest_shape(subject, 3, 4, 2, 60, 32)
+    calls = [[partial(attention, *inputs(subject, *shape))] for _ in range(NUM_THREADS)]
+    assert_threads_do_not_interfere(subject, calls, "attention")
 
 
 @check("LAW-10", "attention")

@@ -1,5 +1,7 @@
 """Checks of FMT-FP8-01 to FMT-FP8-07 and of FMT-CAST: encoding and decoding of single values."""
 
+from functools import partial
+
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
@@ -9,6 +11,7 @@ from kvref_conformance.oracle.formats import small_floats as oracle
 from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_same, assert_true
 from kvref_conformance.testlib.fixtures import NANS, round_to_input_dtype, strided_view
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 CODES = np.arange(256, dtype=np.uint8)
@@ -170,6 +173,19 @@ def encode_and_decode_results_stay_after_later_calls(subject: Subject) -> None:
         for codes in (CODES[:100], CODES[20:120]):
             kept.add(f"decode of {name}", kernels.as_is("decode", codes, name))
     kept.assert_unchanged()
+
+
+@check("LAW-21a", "elements")
+def encode_and_decode_in_threads_return_what_they_return_alone(subject: Subject) -> None:
+    kernels, formats = subject.new("elements"), subject.formats(*FP8)
+
+    def encode_and_decode(values: NDArray, name: str) -> list[NDArray]:
+        codes = kernels.encode(values, name)
+        return [codes, kernels.decode(codes, name)]
+
+    given = [finite(subject, subject.rng.normal(size=2000).astype(np.float32)) for _ in range(NUM_THREADS)]
+    calls = [[partial(encode_and_decode, values, name) for name in formats] for values in given]
+    assert_threads_do_not_interfere(subject, calls, "encode and decode")
 
 
 @check("LAW-14", "elements")

@@ -1,5 +1,7 @@
 """Checks of KERN: kernels that move tokens by slot."""
 
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from kvref_conformance.testlib.fixtures import strided_view
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.tagged_content import KEYS, token_content
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
 MAX_STORE_BYTES = 2**28  # of a store at production sizes
 SLOTS = 12  # at least; rounded up to full blocks
@@ -281,6 +284,27 @@ def gather_results_stay_after_later_calls(subject: Subject) -> None:
         kept.add(f"gather of slots {slots}", as_is(kernels, "gather", store, slots))
     as_is(kernels, "scatter", subject.to_own_array(store), [3, 1, 4], bits(3, subject))
     kept.assert_unchanged()
+
+
+@check("LAW-21a", "kernels")
+def kernels_in_threads_move_what_they_move_alone(subject: Subject) -> None:
+    kernels = subject.new("kernels")
+
+    def move(store: NDArray, slots: list[int], new: NDArray) -> list[NDArray]:
+        own = subject.to_own_array(store.copy())
+        after = as_is(kernels, "scatter", own, slots, new)
+        results = [after, as_is(kernels, "gather", store, slots)]
+        with suppress(NotOffered):
+            results.append(
+                as_is(kernels, "copy", subject.to_own_array(store.copy()), [0, 1], [2, 3], subject.size("block_size", 3))
+            )
+        return [_patterns(subject.implementation.to_numpy(each)) for each in results]
+
+    calls = []
+    for _ in range(NUM_THREADS):
+        slots = subject.rng.permutation(num_slots(subject, 300))[:200].tolist()
+        calls.append([partial(move, bits(num_slots(subject, 300), subject), slots, bits(200, subject))])
+    assert_threads_do_not_interfere(subject, calls, "scatter, gather and copy")
 
 
 # Checks of KERN-09: copies of blocks of slots.

@@ -20,7 +20,9 @@ from kvref_conformance.families.paged.fixture import (
     with_room,
     write_or_ensure_capacity,
 )
-from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import exact_reads
+from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.rotary import expected_rotation, rotated_keys
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
@@ -209,20 +211,6 @@ def remove_without_room_for_copies_changes_nothing(subject: Subject) -> None:
         assert_equal(session.blocks(), before, "blocks after remove raised OutOfBlocks")
 
 
-def rotated_keys(keys: NDArray, by: int, theta: float, layout: str) -> tuple[NDArray, NDArray]:
-    """Returns keys rotated by `by` positions in float64, and for each number the length of its pair."""
-    dim = keys.shape[-1]
-    first = slice(0, dim // 2) if layout == "halves" else slice(0, dim, 2)
-    second = slice(dim // 2, dim) if layout == "halves" else slice(1, dim, 2)
-    angles = by * theta ** (-2.0 * np.arange(dim // 2) / dim)
-    cos, sin, wide = np.cos(angles), np.sin(angles), keys.astype(np.float64)
-    want, length = np.empty(keys.shape), np.empty(keys.shape)
-    a, b = wide[..., first], wide[..., second]
-    want[..., first], want[..., second] = a * cos - b * sin, b * cos + a * sin
-    length[..., first] = length[..., second] = np.hypot(a, b)
-    return want, length
-
-
 @check("EDIT-10bcg", "paged")
 def remove_with_theta_rotates_the_keys_that_move(subject: Subject) -> None:
     size = subject.size("block_size", 3)
@@ -275,25 +263,34 @@ def remove_with_rotation(subject: Subject, dtype: str, layout: str, theta: float
 
 
 @check("EDIT-10bc", "paged")
-def remove_twice_with_theta_adds_the_rotations(subject: Subject) -> None:
-    """Nothing is read between the two calls, so that a cache that rotates later has two rotations to apply."""
+def remove_again_with_theta_adds_the_rotations(subject: Subject) -> None:
+    """Nothing, a read or a fork is between the calls. A cache that rotates later has to add the rotations."""
     dtype, theta = subject.formats("float32", "float16", "bfloat16")[0], 10_000.0
-    cache = with_room(subject, 12, dtype=dtype, head_dim=6)
-    heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
-    if dim % 2:
-        raise NotOffered(f"an even head_dim, where its limits say {dim}")
-    sequence, layers, before = cache.create(), range(cache.config["num_layers"]), []
-    for layer in layers:
-        cache.write(sequence, layer, 0, *random_pair(subject, 2 * size + 2, heads, dim))
-        before.append(np.asarray(cache.gather(sequence, layer)[0], np.float32))
-    cache.remove(sequence, size, size + 2, theta, "halves")
-    cache.remove(sequence, 0, 1, theta, "halves")
-    for layer, keys in zip(layers, before, strict=True):
-        want, length = rotated_keys(keys[size + 2 :], -3, theta, "halves")
-        bound = 2 * 3.01 * 2.0**-24 * length
-        bound += 2 * (UNIT[dtype] * (length + bound) + LEAST[dtype])
-        moved = f"keys of layer {layer} that moved twice, in {dtype}"
-        assert_within(cache.gather(sequence, layer)[0][size - 1 :], want, bound, moved)
+    for count, between in product((2, 3), ("nothing", "read", "fork")):
+        cache = with_room(subject, 12, dtype=dtype, head_dim=6)
+        heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
+        if dim % 2:
+            raise NotOffered(f"an even head_dim, where its limits say {dim}")
+        sequence, layers, contents = cache.create(), range(cache.config["num_layers"]), []
+        for layer in layers:
+            cache.write(sequence, layer, 0, *random_pair(subject, 3 * size + 2, heads, dim))
+            contents.append([exact_reads(np.asarray(part, np.float32)) for part in cache.gather(sequence, layer)])
+        for start, stop in ((size, size + 2), (0, 1), (1, size + 1))[:count]:
+            cache.remove(sequence, start, stop, theta, "halves")
+            for layer in layers:
+                (keys, values), gone = contents[layer], range(start, stop)
+                moved = expected_rotation(ExpectedReads(*(part[stop:] for part in keys)), start - stop, theta, "halves", dtype)
+                keys = ExpectedReads(*(np.concatenate([part[:start], new]) for part, new in zip(keys, moved, strict=True)))
+                contents[layer] = [keys, exact_reads(np.delete(values.values, gone, axis=0))]
+                if between == "read":
+                    cache.gather(sequence, layer)
+            if between == "fork" and subject.size("sequences", 4) >= 4:
+                sequence = cache.fork(sequence)
+        for layer, (keys, values) in zip(layers, contents, strict=True):
+            got_keys, got_values = cache.gather(sequence, layer)
+            what = f"layer {layer} after {count} removals with {between} between, in {dtype}"
+            assert_within(got_keys, keys.values, keys.slack, f"keys of {what}")
+            assert_same(got_values, values.values, f"values of {what}")
 
 
 @check("EDIT-10e", "paged")

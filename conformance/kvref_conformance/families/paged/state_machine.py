@@ -22,7 +22,7 @@ from kvref_conformance.fuzz.base_machine import (
 )
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
-from kvref_conformance.oracle.formats import SCALED_FORMATS, group_of
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
 from kvref_conformance.testlib.fixtures import supports
 
 GONE = 8  # the index of a dropped sequence
@@ -33,6 +33,8 @@ BATCH = st.sampled_from((
 POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST_INDEX), ()))
 NOWHERE = 9  # a write at an invalid position
 BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # number of tokens between the start of a write and the end
+ROTATIONS: tuple[dict[str, Any], ...] = ({"theta": 100.0}, {"theta": 10_000.0, "layout": "pairs"}, {"theta": 2.5})
+ROTATING = st.sampled_from((*("remove and rotate",) * 4, "fork", "truncate", "append_step", "write"))  # with no read between
 DTYPE = st.sampled_from(("float32", "float16", "bfloat16", "int8", "float32", "q4", "float32", "int8_g32_float32"))
 
 
@@ -48,7 +50,7 @@ class PagedStateMachine(FamilyStateMachine):
 
     @initialize(
         blocks=st.sampled_from((6, 7, 9, 12, 5, 24, 0)), size=st.sampled_from((1, 2, 3, 4, 2, 3)),
-        layers=st.sampled_from((1, 2, 2)), heads=st.integers(1, 2), dim=st.sampled_from((1, 3)),
+        layers=st.sampled_from((1, 2, 2)), heads=st.integers(1, 2), dim=st.sampled_from((1, 3, 2, 4)),
         dtype=DTYPE, sequences=st.sampled_from((1, 2, 3, 2)),
     )  # fmt: skip
     def new(self, blocks: int, size: int, layers: int, heads: int, dim: int, dtype: str, sequences: int) -> None:
@@ -97,12 +99,19 @@ class PagedStateMachine(FamilyStateMachine):
             "truncate": self.truncate_in_a_row,
             "release_before": self.release_in_a_row,
             "remove": self.remove_in_a_row,
+            "remove and rotate": lambda number: self.remove_in_a_row(number, **self.rotation(number)),
             "load": lambda number: self.call("load", self.objects[0], sequence=self.edited, data=self.saved),
             "ensure_capacity": self.ensure_in_a_row,
             "write": self.write_in_a_row,
             "append": lambda number: self.append_in_a_row(number, step=False),
             "append_step": lambda number: self.append_in_a_row(number, step=True),
         }
+
+    @precondition(lambda self: self.objects and self.model.sequences and self.rotates)
+    @rule(which=st.integers(3, 5), picks=st.lists(st.tuples(ROTATING, st.integers(0, 7)), min_size=2, max_size=4))
+    def rotate_in_a_row(self, which: int, picks: list[tuple[str, int]]) -> None:
+        """Removes tokens and rotates keys, and reads nothing between: a cache that rotates later has to add the rotations."""
+        self.make_edits(self.edits(which), picks)
 
     def fill(self, sequence: int) -> None:
         """Appends tokens to each layer until it has more than two blocks of them, so that edits can begin where a block does."""
@@ -142,12 +151,21 @@ class PagedStateMachine(FamilyStateMachine):
         position = min(self.before_end(number), self.shortest(self.edited))
         self.call("release_before", self.objects[0], sequence=self.edited, position=position)
 
-    def remove_in_a_row(self, number: int) -> None:
+    @property
+    def rotates(self) -> bool:
+        """Whether the model covers `remove` with theta: not in a format with scales."""
+        return self.model.dtype in PLAIN_FORMATS and self.shape[1] % 2 == 0
+
+    def rotation(self, number: int) -> dict[str, Any]:
+        """Returns arguments of `remove` that rotate keys, if the model covers them."""
+        return ROTATIONS[number % len(ROTATIONS)] if self.rotates else {}
+
+    def remove_in_a_row(self, number: int, **rotation: Any) -> None:
         shortest = self.shortest(self.edited)
         start = max(self.model.first_position(self.edited), min(shortest, self.before_end(number)) - number % 3)
         if start <= shortest:
             stop = min(shortest, start + 1 + number % 2)
-            self.call("remove", self.objects[0], sequence=self.edited, start=start, stop=stop)
+            self.call("remove", self.objects[0], sequence=self.edited, start=start, stop=stop, **rotation)
 
     def ensure_in_a_row(self, number: int) -> None:
         longest = max((len(layer.tokens) for layer in self.model.sequences.get(self.edited, [])), default=0)
@@ -288,9 +306,15 @@ class PagedStateMachine(FamilyStateMachine):
     fork_more = fork
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)), count=st.sampled_from((1, 2, 3, 4, 0)), remove=st.booleans())
-    def edit(self, which: int, back: int, count: int, remove: bool) -> None:
-        self.cut(self.chosen(which, full=True), back, count, remove)
+    @rule(
+        which=SEQUENCE,
+        back=st.sampled_from((1, 2, 3, 5, 0, -1)),
+        count=st.sampled_from((1, 2, 3, 4, 0)),
+        remove=st.booleans(),
+        rotation=st.sampled_from((None, *range(len(ROTATIONS)))),
+    )
+    def edit(self, which: int, back: int, count: int, remove: bool, rotation: int | None) -> None:
+        self.cut(self.chosen(which, full=True), back, count, remove, rotation)
 
     @precondition(lambda self: self.objects)
     @rule(
@@ -324,7 +348,7 @@ class PagedStateMachine(FamilyStateMachine):
         position = max(0, self.shortest(sequence) - back * self.stride)
         self.call("release_before", self.objects[0], sequence=sequence, position=position)
 
-    def cut(self, sequence: int, back: int, count: int, remove: bool) -> None:
+    def cut(self, sequence: int, back: int, count: int, remove: bool, rotation: int | None = None) -> None:
         """Truncates a sequence `back` steps before its end, or removes `count` steps from there on. Arguments can be invalid."""
         shortest = self.shortest(sequence)
         start = max(0, shortest - back * self.stride) if back < 9 else -1
@@ -333,7 +357,8 @@ class PagedStateMachine(FamilyStateMachine):
         elif start < 0 or start >= self.model.first_position(sequence):  # at a released position it may raise or not
             stop = start + count * self.stride
             stop = stop if back < 0 or back == 9 else min(stop, shortest)
-            self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop)
+            args = {} if rotation is None else self.rotation(rotation)
+            self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop, **args)
 
     def shortest(self, sequence: int) -> int:
         """Returns the length of the shortest layer of a sequence, 0 if it does not exist."""

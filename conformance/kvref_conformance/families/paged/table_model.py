@@ -66,12 +66,15 @@ def stored(keys: NDArray, values: NDArray, format: str, scales: Scales = (None, 
 
 
 def stacked(
-    tokens: Sequence[Token], row: tuple[int, int], format: str
+    tokens: Sequence[Token], row: tuple[int, int], format: str, rotated: bool = False
 ) -> tuple[tuple[ExpectedReads, ExpectedReads], NDArray | None]:
-    """Returns keys and values [n, heads, dim] of tokens, and a mask of unknown values, or None if all are known."""
+    """Returns keys and values [n, heads, dim] of tokens, and a mask of unknown values, or None if all are known.
+
+    rotated: whether some keys in a plain dtype were rotated, so that they have a slack.
+    """
     parts = [[token[which] for token in tokens] for which in (0, 1)]
     values = [np.array([part.values for part in each], np.float32).reshape(-1, *row) for each in parts]
-    if format in PLAIN_FORMATS:
+    if format in PLAIN_FORMATS and not rotated:
         return (exact_reads(values[0]), exact_reads(values[1])), None
     slack = [np.array([part.slack for part in each], np.float64).reshape(-1, *row) for each in parts]
     unsure = np.isinf(slack[0])
@@ -124,6 +127,7 @@ class TableModel(ReferenceModel):
         self.written: tuple[int, int, range] = (-1, -1, range(0))  # (sequence, layer, positions) of the last write
         self.touched: set[int] = set()  # the sequences that the last operation changed
         self.overwrote = False
+        self.rotated = False  # whether `remove` rotated keys, which are then known within a slack
 
     @property
     def blocks(self) -> dict[int, int]:

@@ -9,6 +9,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.fixture import need_tokens, reserve
 from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_true, raises
 from kvref_conformance.testlib.fixtures import random_pair
 from kvref_conformance.testlib.registry import check
@@ -398,13 +399,17 @@ def truncate_and_remove_keep_cached_blocks(subject: Subject) -> None:
     need_declared_order(subject)
     subject.require_size(sequences=2)
     provided = 0
-    for name in ("write", "append", "append_step", "remove"):  # the first three after truncate
-        served = PrefixFixture(subject)
+    for name in ("write", "append", "append_step", "remove", "remove with theta"):  # the first three after truncate
+        served = PrefixFixture(subject, head_dim=6 if name == "remove with theta" else 5)
         tokens, size, cache = blocks(served, 1, 2, 3), served.size, served.cache
         sequence = served.serve(tokens)
         with suppress(NotOffered):
             if name == "remove":
                 cache.remove(sequence, 1, size + 1)
+            elif name == "remove with theta":
+                if cache.config["head_dim"] % 2 or cache.config["dtype"] not in PLAIN_FORMATS:
+                    raise NotOffered("keys that the model rotates")
+                cache.remove(sequence, 1, size + 1, 100.0)
             else:
                 cache.truncate(sequence, size + 1)
                 rows = [random_pair(subject, 2 if name == "write" else 1) for _ in served.layers]

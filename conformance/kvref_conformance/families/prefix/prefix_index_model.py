@@ -18,14 +18,11 @@ from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families.paged.ownership_model import OwnershipState
 from kvref_conformance.families.paged.table_model import Token
 from kvref_conformance.oracle.expectations import AnyOf, Errors, range_errors
+from kvref_conformance.oracle.reference_model import TooManyStates
 
 Key = tuple[str, tuple[int, ...]]  # (salt, the tokens up to the end of the block)
 Names = tuple[int, ...]  # the block names of a copy, one per layer
 MANY = 64  # the largest number of ways of one call that are followed
-
-
-class TooManyStates(ValueError):
-    """There are too many possible states to follow."""
 
 
 class PrefixIndexState(OwnershipState):

@@ -37,7 +37,7 @@ class PrefixStateMachine(PagedStateMachine):
 
     @initialize(
         blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),
-        heads=st.integers(1, 2), dim=st.sampled_from((1, 3)), dtype=DTYPE, sequences=st.sampled_from((0, 0, 1)),
+        heads=st.integers(1, 2), dim=st.sampled_from((1, 3, 2, 4)), dtype=DTYPE, sequences=st.sampled_from((0, 0, 1)),
     )  # fmt: skip
     def new(self, **sizes: Any) -> None:
         self.plans: dict[int, list[int]] = {}  # sequence -> the tokens that it began with

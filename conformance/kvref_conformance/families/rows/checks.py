@@ -1,5 +1,7 @@
 """Checks of FMT-LEVEL, FMT-INT8 and FMT-FP8-08 to FMT-FP8-10: rows with one scale each."""
 
+from functools import partial
+
 import numpy as np
 
 from kvref_conformance.calls.recorder import OwnArray
@@ -45,6 +47,7 @@ from kvref_conformance.testlib.assertions import (
 )
 from kvref_conformance.testlib.fixtures import round_to_input_dtype, strided_view
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 NEGATIVE_ZERO = 0x80  # the code of -0 in both
@@ -486,6 +489,20 @@ def quantize_and_dequantize_results_stay_after_later_calls(subject: Subject) -> 
             kept.add(f"quantize to {name}, call {number}", tuple(part for part in made if part is not None))
             kept.add(f"dequantize of {name}, call {number}", kernels.as_is("dequantize", *stored, rows.shape[1], name))
     kept.assert_unchanged()
+
+
+@check("LAW-21a", "rows")
+def quantize_and_dequantize_in_threads_return_what_they_return_alone(subject: Subject) -> None:
+    kernels, formats = subject.new("rows"), formats_of_rows(subject, *EVERY)
+
+    def quantize_and_dequantize(numbers: NDArray, name: str) -> list[NDArray]:
+        rows = rows_of_allowed_width(subject, numbers, name)
+        stored = kernels.quantize(rows, name)
+        return [*(part for part in stored if part is not None), kernels.dequantize(*stored, rows.shape[1], name)]
+
+    given = [subject.rng.normal(size=(5, 64)).astype(np.float32) for _ in range(NUM_THREADS)]
+    calls = [[partial(quantize_and_dequantize, each, name) for name in formats] for each in given]
+    assert_threads_do_not_interfere(subject, calls, "quantized rows")
 
 
 def assert_quantized(subject: Subject, count: int, wanted: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.tiered.fixture import TieredFixture, need_support, tail_dtype
 from kvref_conformance.families.tiered.law_adapter import TieredLawAdapter
 from kvref_conformance.families.tiered.tier_model import can_store, reads_by_age
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE_FORMATS, PLAIN_FORMATS, SYMMETRIC_FORMATS
 from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.testlib.assertions import (
@@ -44,7 +46,7 @@ from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, 
 from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
-from kvref_conformance.testlib.thread_stress import NUM_THREADS, run_in_threads
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, Calls, assert_threads_do_not_interfere, run_in_threads
 
 
 @check("TIER-01", "tiered")
@@ -358,6 +360,25 @@ def read_during_appends_returns_whole_tokens(subject: Subject) -> None:
 
     run_in_threads(subject, work)
     assert_equal(cache.total_tokens, min(sum(appended), cache.config["max_tokens"]), "total_tokens after all threads ended")
+
+
+@check("TIER-12c", "tiered")
+def reads_from_threads_return_what_they_return_alone(subject: Subject) -> None:
+    """Each thread reads, and attends with queries of its own, while each tier contains tokens."""
+    cache = new_object(subject, "tiered", max_tokens=60, tail_length=9, warm_length=11)
+    for count in (21, 17):
+        cache.append(*random_pair(subject, subject.size("tokens", count), subject.heads, subject.dim))
+
+    def attend(query: NDArray) -> list[NDArray]:
+        with suppress(NotOffered):
+            return [cache.attend(query, 0.5)]
+        return []
+
+    query_heads, calls = subject.heads * subject.size("group_size", 2), list[list[Calls]]()
+    for _ in range(NUM_THREADS):
+        query = random_tokens(subject, 2, heads=query_heads)
+        calls.append([cache.read, partial(attend, query)])
+    assert_threads_do_not_interfere(subject, calls, "read and attend")
 
 
 # TIER-13 and FMT-AFF-03: values that no tier can store, and separate scales for keys and values.
