@@ -20,7 +20,7 @@ from kvref_conformance.oracle.expectations import UnjudgedReply
 from kvref_conformance.oracle.model_runner import ModelRunner
 
 SEQUENCES = {"paged": 300, "prefix": 300, "grouped": 200, "engine": 300, "blocks": 200}  # number of call sequences; others: 100
-LEAST = 3  # sequences per state, so that a change to a machine that hardly reaches a state is noticed
+LEAST = 1  # sequences that must reach a state
 
 
 @pytest.mark.parametrize(
