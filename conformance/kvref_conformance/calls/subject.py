@@ -7,6 +7,7 @@ failure can be printed, shrunk and replayed.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ from kvref_conformance.implementation_api import Implementation, Level
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, describe_formats
 from kvref_conformance.oracle.formats.small_floats import round_to
+
+
+class _Derivations(local):
+    """The operations that one thread is deriving."""
+
+    def __init__(self) -> None:
+        self.in_progress: list[str] = []
 
 
 class Subject(CallRecorder):
@@ -43,7 +51,7 @@ class Subject(CallRecorder):
         self.derivations_used: dict[str, str] = {}  # the derived operations that were used, with a description of the derivation
         self.declined: dict[str, str] = {}  # the operations that the implementation declined, with its last message
         self.judged: Any = None  # judges its calls, in a check that has sessions (testlib/session.py)
-        self._deriving: list[str] = []
+        self._derivations = _Derivations()
 
     @property
     def level(self) -> Level:
@@ -179,11 +187,11 @@ class Subject(CallRecorder):
         """Derive the operation. Raises the errors of the operations that it calls, and `declined` if no derivation applies."""
         handle = ObjectProxy(self, op.partition(".")[0], on)
         for way in derivations(op):
-            if op in self._deriving or self.clause == way.clause or (way.splits_appends and self.clause == "LAW-06"):
+            if op in self._derivations.in_progress or self.clause == way.clause or (way.splits_appends and self.clause == "LAW-06"):
                 continue
             before = dict(self.derivations_used)
             self.derivations_used.setdefault(op, f"{op} through {' and '.join(way.uses)}")
-            self._deriving.append(op)
+            self._derivations.in_progress.append(op)
             try:
                 return way.derive(handle, **args)
             except OperationDeclined:
@@ -192,7 +200,7 @@ class Subject(CallRecorder):
                 self.derivations_used = before
                 raise
             finally:
-                self._deriving.pop()
+                self._derivations.in_progress.pop()
         raise declined
 
 
