@@ -121,6 +121,8 @@ class Workload:
         numbers = tuple(self.server.running_requests())
         while numbers and not self.server.fits(numbers):
             yield WorkloadEvent("pressure", numbers)
+            running = set(self.server.running_requests())  # a derived call without room drops the sequences that it changed
+            numbers = tuple(number for number in numbers if number in running)
             yield WorkloadEvent("look", numbers[-1:])
             yield WorkloadEvent("drop", numbers[-1:])  # preempt the youngest
             numbers = numbers[:-1]

@@ -6,11 +6,11 @@ from copy import deepcopy
 
 import numpy as np
 
-CONFIG, SEQUENCE, LAYER, POSITION, SHAPE, DTYPE, BLOCKS, NOT_TRUNCATABLE = (
+CONFIG, SEQUENCE, LAYER, POSITION, SHAPE, DTYPE, BLOCKS, NOT_TRUNCATABLE, NON_FINITE = (
     type(name, (Exception,), {})
     for name in (
         "ConfigError", "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange", "ShapeMismatch", "DtypeMismatch",
-        "OutOfBlocks", "NotTruncatable",
+        "OutOfBlocks", "NotTruncatable", "NonFinite",
     )
 )  # fmt: skip
 RELEASED = -1
@@ -153,7 +153,9 @@ class Paged:
             return
         moved = [self.at(sequence, layer, range(stop, n)) for layer, n in enumerate(self.counts[sequence])]
         if theta is not None:
-            moved = [(rotated(keys, start - stop, theta, layout), values) for keys, values in moved]
+            moved = [(rotated(keys, start - stop, theta, layout).astype(self.stored), values) for keys, values in moved]
+            if any(np.isinf(keys).any() for keys, _ in moved):
+                raise NON_FINITE("a rotated key is too large")
         with self.undo():
             for layer, (keys, _) in enumerate(moved):
                 self.prepare(sequence, layer, range(start, start + len(keys)))
