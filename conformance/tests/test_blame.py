@@ -1,5 +1,7 @@
 """The clause that a wrong state is attributed to: the one that was broken first, not that of a later call that raised."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -147,8 +149,11 @@ class ListsOtherBlocks(kvref.PrefixCache):
 
 
 def machine(cache):
-    """The findings of the state machine of prefix."""
-    return CheckRunner(implementation(prefix=(cache, kvref.PagedConfig)), Effort()).search("prefix").findings
+    """The findings of the state machine of prefix, with several seeds."""
+    found = {}
+    for seed in range(4):
+        found |= CheckRunner(implementation(prefix=(cache, kvref.PagedConfig)), Effort(seed)).search("prefix").findings
+    return found
 
 
 def test_a_hit_on_tokens_of_which_none_was_committed_breaks_prefix_04():
@@ -160,4 +165,4 @@ def test_a_hit_on_tokens_of_which_none_was_committed_breaks_prefix_04():
 
 def test_an_expected_block_table_is_shown_as_a_table():
     violation = machine(ListsOtherBlocks)["PREFIX-01"].violation
-    assert violation.expected.startswith("[0, other") and "; other: different blocks of [0, " in violation.expected
+    assert re.match(r"\[(\d+, )+other", violation.expected) and "; other: different blocks of [0, " in violation.expected

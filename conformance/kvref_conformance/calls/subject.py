@@ -187,11 +187,8 @@ class Subject(CallRecorder):
         """Derive the operation. Raises the errors of the operations that it calls, and `declined` if no derivation applies."""
         handle = ObjectProxy(self, op.partition(".")[0], on)
         for way in derivations(op):
-            if (
-                op in self._derivations.in_progress
-                or self.clause == way.clause
-                or (way.splits_appends and self.clause == "LAW-06")
-            ):
+            relied_on = self.clause == way.clause or (way.splits_appends and self.clause == "LAW-06")
+            if relied_on or op in self._derivations.in_progress:
                 continue
             before = dict(self.derivations_used)
             self.derivations_used.setdefault(op, f"{op} through {' and '.join(way.uses)}")
