@@ -20,6 +20,7 @@ from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
+from kvref.recurrent import RecurrentCache, RecurrentConfig
 from kvref.rope import Rotary
 from kvref.serialization import load, save
 from kvref.sharded import ShardedCache, ShardedConfig
@@ -55,6 +56,8 @@ __all__ = [
     "Quantized",
     "QuantizedCache",
     "QuantizedConfig",
+    "RecurrentCache",
+    "RecurrentConfig",
     "ReferenceBackend",
     "Rotary",
     "ShardedCache",
