@@ -336,7 +336,7 @@ class RecurrentCache:
         return tuple(arrays)
 
     def _check_finite(self, tokens: Iterable[Array]) -> None:
-        """Raise NonFinite if a token contains a NaN or an infinity, which would stay in the state for ever."""
+        """Raise NonFinite if a token contains a NaN or an infinity, which would never leave the state."""
         xp = self._backend.xp
         for array in tokens:
             if not bool(xp.all(xp.isfinite(array))):
