@@ -368,7 +368,7 @@ class RecurrentCache:
         if count == 1:
             return step_matrix(matrix, keys[0, ...], values[0, ...], decays[0, ...], strengths[0, ...], rule)
         for start in range(0, count, CHUNK):
-            part = slice(start, start + CHUNK)
+            part = slice(start, min(start + CHUNK, count))
             matrix = chunk_matrix(matrix, keys[part, ...], values[part, ...], decays[part, ...], strengths[part, ...], rule)
         return matrix
 

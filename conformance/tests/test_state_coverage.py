@@ -16,7 +16,8 @@ from kvref_conformance.fuzz.state_coverage import count_pairs, count_reached_sta
 from kvref_conformance.fuzz.state_registry import STATES
 from kvref_conformance.implementations.backends import OnBackend
 
-MANY_PAIRS = {"paged": 300, "prefix": 300, "grouped": 200, "engine": 300}  # call sequences for families with many operations
+# Call sequences for families with many operations.
+MANY_PAIRS = {"paged": 300, "prefix": 300, "grouped": 200, "recurrent": 200, "engine": 300}
 LEAST = 3  # in 100 call sequences, so that a change to a machine that no longer reaches a state is noticed
 
 

@@ -319,7 +319,9 @@ def fork_after_truncate_copies_the_restored_state(subject: Subject) -> None:
 @check("RECUR-08a", "recurrent")
 def truncate_to_the_present_length_changes_nothing(subject: Subject) -> None:
     fixture = RecurrentFixture(subject)
-    sequence = fixture.filled(5)
+    sequence = fixture.filled(2)
+    fixture.cache.checkpoint(sequence)
+    fixture.append(sequence, 3)
     before = fixture.state(sequence)
     fixture.cache.truncate(sequence, 5)
     fixture.check_same(sequence, before, "after truncate to the present length")
@@ -533,7 +535,9 @@ def load_leaves_no_checkpoint_draft_or_committed_token(subject: Subject) -> None
     fixture.cache.checkpoint(sequence)
     fixture.append(sequence, 3)
     fixture.cache.commit(sequence, [1, 2, 3, 4])
-    data = fixture.cache.save(sequence)
+    other = fixture.filled(4)
+    data = fixture.cache.save(other)
+    fixture.cache.drop(other)
     free = fixture.cache.num_free_blocks
     fixture.cache.load(sequence, data)
     assert_equal(int(fixture.cache.num_free_blocks), int(free) + 1, "free blocks after load")

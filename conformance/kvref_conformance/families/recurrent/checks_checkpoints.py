@@ -172,6 +172,19 @@ def commit_adds_checkpoints_at_boundaries_alone(subject: Subject) -> None:
     assert_equal(match(fixture, tokens), 3 * size, "hit after the next commit")
 
 
+@check("RECUR-12a", "recurrent")
+def match_does_not_find_a_checkpoint_between_boundaries(subject: Subject) -> None:
+    fixture = RecurrentFixture(subject)
+    fixture.need(interval=2)
+    tokens, sequence = prompt(fixture, 2), fixture.filled(1)
+    fixture.cache.checkpoint(sequence)
+    fixture.append(sequence, fixture.config["interval"])
+    fixture.cache.checkpoint(sequence)
+    fixture.append(sequence, len(tokens) - 1 - fixture.config["interval"])
+    fixture.cache.commit(sequence, tokens)
+    assert_equal(match(fixture, tokens), 0, "hit of checkpoints one token after each boundary")
+
+
 @check("RECUR-12b", "recurrent")
 def match_compares_the_salt_and_all_tokens(subject: Subject) -> None:
     fixture = RecurrentFixture(subject)
