@@ -1,7 +1,7 @@
 """kvref: the executable specification of LLM KV caches.
 
-A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the eleven caches
-(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`, `pooled`, `latent`, `sharded`),
+A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the twelve caches
+(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`, `pooled`, `latent`, `sharded`, `recurrent`),
 `attention` and `rope`. The clauses that they implement are in `kvref/spec`; docstrings cite them by id (PAGED-07).
 """
 
