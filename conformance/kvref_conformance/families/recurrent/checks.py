@@ -123,7 +123,7 @@ def apply_multiplies_queries_by_the_matrix(subject: Subject) -> None:
 
 @check("RECUR-02c", "recurrent")
 def append_of_integers_is_exact(subject: Subject) -> None:
-    """A table by key: each write of strength 1 adds a value to the row of its key, or replaces the row."""
+    """A table by key: a write at full strength adds a value to the row of its key, or replaces the row."""
     for delta in RULES:
         fixture = RecurrentFixture(subject, delta_rule=delta)
         sequence = fixture.cache.create()
