@@ -462,7 +462,7 @@ def drafts_of_a_shorter_append_are_at_the_places_of_a_longer_one(patch):
               "length % min(self.config.max_drafts, 2)")  # fmt: skip
 
 
-@hidden("recurrent", "RECUR-14")
+@hidden("recurrent", "RECUR-12")
 def a_checkpoint_that_is_committed_twice_leaves_the_index(patch):
     add = IndexedBlockPool.add_to_index
 
