@@ -157,9 +157,13 @@ class RecurrentCache:
         Raises ShapeMismatch, DtypeMismatch, NonFinite or SequenceNotFound. If it raises, nothing has changed.
         """
         state = self._sequence(sequence)
+        self._advance(state, self.accept_tokens(inputs, keys, values, gates))
+
+    def accept_tokens(self, inputs: Array, keys: Array, values: Array, gates: Array) -> tuple[Array, ...]:
+        """Return the arguments of `append` as float32. Raises ShapeMismatch, DtypeMismatch or NonFinite."""
         arrays = self._accept((self.config.num_layers, "n"), inputs, keys, values, gates)
         self._check_finite(arrays)
-        self._advance(state, arrays)
+        return arrays
 
     def append_batch(
         self, sequences: Sequence[int], counts: Sequence[int], inputs: Array, keys: Array, values: Array, gates: Array
@@ -220,22 +224,27 @@ class RecurrentCache:
         Checkpoints at larger lengths are released. Raises PositionOutOfRange unless `length` is in `[0, n + 1)`, where n is the
         present length; NotTruncatable if there is no copy of the state at this length; SequenceNotFound.
         """
-        state = self._sequence(sequence)
-        length = in_range(length, state.length + 1, PositionOutOfRange, "length")
+        state, source, length = self._sequence(sequence), self.state_at(sequence, length), int(length)
         if length == state.length:
             return
-        if length == 0:
-            source: NDArray[np.int64] | None = None
-        elif length in state.drafts:
-            source = self._slots(state.block, self._draft(length))
-        elif length in state.checkpoints:
-            source = self._slots(state.checkpoints[length])
-        else:
-            raise NotTruncatable(f"cannot truncate to {length}: there is no checkpoint of this length, and no draft ended there")
         self._copy(source, self._slots(state.block))
         self._release(state, [each for each in state.checkpoints if each > length])
         state.committed.truncate(length, self.config.interval)
         state.length, state.drafts = length, range(state.drafts.start, min(state.drafts.stop, length))
+
+    def state_at(self, sequence: int, length: int) -> NDArray[np.int64] | None:
+        """Return the slots with the state of a sequence at `length`, None for the zero state. Raises as `truncate` does."""
+        state = self._sequence(sequence)
+        length = in_range(length, state.length + 1, PositionOutOfRange, "length")
+        if length == 0:
+            return None
+        if length == state.length:
+            return self._slots(state.block)
+        if length in state.drafts:
+            return self._slots(state.block, self._draft(length))
+        if length in state.checkpoints:
+            return self._slots(state.checkpoints[length])
+        raise NotTruncatable(f"cannot truncate to {length}: there is no checkpoint of this length, and no draft ended there")
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
         """Return the hit: the length of the sequence that `begin(tokens, salt)` would create (RECUR-11). It changes nothing.

@@ -6,10 +6,10 @@ from kvref.prefix import IndexedBlockPool
 from kvref.recurrent import RecurrentCache
 from kvref.token_store import SlotStore
 
-ADVANCE, BATCH, FORK, TRUNCATE, CHECKPOINT, FIND, BEGIN, COMMIT, DROP, RECEIVE, OPEN, WRITE, SLOTS = (
+ADVANCE, BATCH, FORK, TRUNCATE, STATE_AT, CHECKPOINT, FIND, BEGIN, COMMIT, DROP, RECEIVE, OPEN, WRITE, SLOTS = (
     f"kvref.recurrent.RecurrentCache.{name}" for name in (
-        "_advance", "append_batch", "fork", "truncate", "checkpoint", "_find_hit", "begin", "commit", "drop", "receive", "_open",
-        "_write", "_slots",
+        "_advance", "append_batch", "fork", "truncate", "state_at", "checkpoint", "_find_hit", "begin", "commit", "drop",
+        "receive", "_open", "_write", "_slots",
     )
 )  # fmt: skip
 
@@ -192,20 +192,19 @@ def a_fork_copies_the_state_before_a_rollback(patch):
 
 @bug("RECUR-08")
 def any_length_can_be_truncated(patch):
-    in_source(patch, TRUNCATE, "raise NotTruncatable(", "source = self._slots(state.block)\n        str(")
+    in_source(patch, STATE_AT, "raise NotTruncatable(", "return (lambda text: self._slots(state.block))(")
 
 
 @bug("RECUR-08")
 def the_nearest_checkpoint_is_restored(patch):
-    in_source(patch, TRUNCATE, "elif length in state.checkpoints:\n        source = self._slots(state.checkpoints[length])",
-              "elif near := [each for each in state.checkpoints if each <= length]:\n"
-              "        source = self._slots(state.checkpoints[max(near)])")  # fmt: skip
+    in_source(patch, STATE_AT, "if length in state.checkpoints:\n        return self._slots(state.checkpoints[length])",
+              "if near := [each for each in state.checkpoints if each <= length]:\n"
+              "        return self._slots(state.checkpoints[max(near)])")  # fmt: skip
 
 
 @bug("RECUR-08")
 def truncate_to_zero_keeps_the_state(patch):
-    in_source(patch, TRUNCATE, "    if length == 0:\n        source: NDArray[np.int64] | None = None\n",
-              "    if length == 0:\n        source = self._slots(state.block)\n")  # fmt: skip
+    in_source(patch, STATE_AT, "return None", "return self._slots(state.block)")
 
 
 @bug("RECUR-08")
@@ -219,8 +218,8 @@ def truncated_tokens_stay_committed(patch):
 
 
 @bug("RECUR-08")
-def truncate_to_the_present_length_restores_a_checkpoint(patch):
-    in_source(patch, TRUNCATE, "if length == state.length:\n", "if length == state.length and not state.checkpoints:\n")
+def truncate_to_the_present_length_is_refused(patch):
+    in_source(patch, STATE_AT, "if length == state.length:\n", "if length == state.length and not state.checkpoints:\n")
 
 
 @bug("RECUR-09")
@@ -230,7 +229,7 @@ def all_drafts_of_an_append_cannot_be_rejected(patch):
 
 @bug("RECUR-09")
 def one_draft_too_many_is_kept(patch):
-    in_source(patch, TRUNCATE, "self._draft(length)", "self._draft(min(length + 1, state.drafts.stop - 1))")
+    in_source(patch, STATE_AT, "self._draft(length)", "self._draft(min(length + 1, state.drafts.stop - 1))")
 
 
 @bug("RECUR-09")
