@@ -15,7 +15,7 @@ from kvref_zoo.mutant import mutant
 Slots = NDArray[np.int64]
 
 
-@mutant("RECUR-09", also="RECUR-03", seen_in="sgl-project/sglang#26351")
+@mutant("RECUR-09", also="RECUR-08", seen_in="sgl-project/sglang#26351")
 class RecurrentAcceptedDraftsAreLost(kvref.RecurrentCache):
     """After drafts were verified, the state is the one before all of them. The accepted ones are missing."""
 
@@ -27,7 +27,7 @@ class RecurrentAcceptedDraftsAreLost(kvref.RecurrentCache):
             self._copy(self._slots(state.block, self._draft(first)), self._slots(state.block))
 
 
-@mutant("RECUR-05", also="RECUR-04", seen_in="NVIDIA/TensorRT-LLM#13278")
+@mutant("RECUR-05", seen_in="NVIDIA/TensorRT-LLM#13278")
 class RecurrentBatchUsesTheIndicesOfTheLastOne(kvref.RecurrentCache):
     """The indices of the states of a batch are computed once, and used as long as the batch has the same size.
 
@@ -45,9 +45,7 @@ class RecurrentBatchUsesTheIndicesOfTheLastOne(kvref.RecurrentCache):
         super().append_batch(sequences if set(sequences) - set(self._sequences) else live, counts, *arrays, **named)
 
 
-@mutant(
-    "RECUR-03", also="RECUR-02 RECUR-09 RECUR-04 RECUR-05 RECUR-07 RECUR-08 RECUR-16", seen_in="huggingface/transformers#46741"
-)
+@mutant("RECUR-03", also="LAW-04 LAW-06 RECUR-02 RECUR-08 RECUR-09 RECUR-11 RECUR-15", seen_in="huggingface/transformers#46741")
 class RecurrentChunkBeginsFromZero(kvref.RecurrentCache):
     """Several tokens in one call are treated as a new prompt: the matrix before them is not used."""
 
@@ -55,7 +53,7 @@ class RecurrentChunkBeginsFromZero(kvref.RecurrentCache):
         return super()._update(matrix if keys.shape[0] == 1 else 0 * matrix, keys, values, gates)
 
 
-@mutant("RECUR-03", also="RECUR-01 RECUR-02 RECUR-04 RECUR-05 RECUR-09 RECUR-15", seen_in="huggingface/transformers#46741")
+@mutant("RECUR-03", also="LAW-04 LAW-06 RECUR-02 RECUR-08 RECUR-09 RECUR-11 RECUR-15", seen_in="huggingface/transformers#46741")
 class RecurrentChunkUsesItsFirstToken(kvref.RecurrentCache):
     """If there is a state already, the code for one generated token runs, also for several tokens: the others are not used."""
 
@@ -109,7 +107,7 @@ class RecurrentHitIgnoresTheStates(kvref.RecurrentCache):
                 self.pool.add_to_index(CachedBlock(key, np.array([state.checkpoints[max(earlier)]], np.int32)))
 
 
-@mutant("RECUR-12", also="RECUR-11", seen_in="vllm-project/vllm#34587")
+@mutant("RECUR-12", seen_in="vllm-project/vllm#34587")
 class RecurrentIncompleteBlockIsCached(kvref.RecurrentCache):
     """A checkpoint at the end of a chunk is cached for the block that the chunk ends in, and not for its own length.
 
@@ -125,7 +123,7 @@ class RecurrentIncompleteBlockIsCached(kvref.RecurrentCache):
                 self.pool.add_to_index(CachedBlock(state.committed.keys[number - 1], np.array([block], np.int32)))
 
 
-@mutant("RECUR-04", also="RECUR-05 RECUR-09", seen_in="huggingface/transformers#48256")
+@mutant("RECUR-04", also="RECUR-05", seen_in="huggingface/transformers#48256")
 class RecurrentPaddingDecaysTheState(kvref.RecurrentCache):
     """Keys, values and inputs of padding are set to zero, and its decay is applied.
 
@@ -161,7 +159,7 @@ class RecurrentPaddingStaysInTheState(kvref.RecurrentCache):
                 state.length, state.drafts = length, drafts
 
 
-@mutant("RECUR-11", also="RECUR-10 RECUR-14", seen_in="modular/modular#6681")
+@mutant("RECUR-11", also="RECUR-13 RECUR-14", seen_in="modular/modular#6681")
 class RecurrentPrefixRestoresNoState(kvref.RecurrentCache):
     """A hit restores keys and values. The layers without attention begin from the zero state in the middle of the prompt."""
 
@@ -185,7 +183,7 @@ class RecurrentPromptsNeedEveryBoundary(kvref.RecurrentCache):
         return keys, found
 
 
-@mutant("RECUR-11", also="RECUR-10 RECUR-14", seen_in="vllm-project/vllm#53505")
+@mutant("RECUR-11", seen_in="vllm-project/vllm#53505")
 class RecurrentResumesFromAnotherBoundary(kvref.RecurrentCache):
     """The length of a hit and its state are found by two parts of the scheduler. The state is that of the boundary before."""
 
@@ -198,7 +196,7 @@ class RecurrentResumesFromAnotherBoundary(kvref.RecurrentCache):
         return sequence
 
 
-@mutant("RECUR-09", also="RECUR-07", seen_in="ggml-org/llama.cpp#28123")
+@mutant("RECUR-09", also="RECUR-07 RECUR-08 RECUR-10 RECUR-11 RECUR-14 RECUR-16", seen_in="ggml-org/llama.cpp#28123")
 class RecurrentRollbackForgetsTheInputs(kvref.RecurrentCache):
     """The matrix is kept per draft, and the inputs of the convolution are not.
 
@@ -213,7 +211,7 @@ class RecurrentRollbackForgetsTheInputs(kvref.RecurrentCache):
             self._inputs.put(self._slots(state.block), inputs)
 
 
-@mutant("RECUR-09", also="RECUR-07 RECUR-16 RECUR-08", seen_in="ggml-org/llama.cpp#26695")
+@mutant("RECUR-09", also="RECUR-07 RECUR-08 RECUR-10 RECUR-11 RECUR-14 RECUR-16", seen_in="ggml-org/llama.cpp#26695")
 class RecurrentRollbackOfAWholeBatch(kvref.RecurrentCache):
     """The states after the tokens of a batch are kept, and the state before its first token is not.
 
@@ -227,7 +225,7 @@ class RecurrentRollbackOfAWholeBatch(kvref.RecurrentCache):
             self._copy(self._slots(state.block), self._slots(state.block, self._draft(start)))
 
 
-@mutant("RECUR-10", also="RECUR-11 RECUR-14 RECUR-08", seen_in="vllm-project/vllm#56196")
+@mutant("RECUR-10", also="RECUR-08 RECUR-11", seen_in="vllm-project/vllm#56196")
 class RecurrentShortChunkOverwritesItsPrefix(kvref.RecurrentCache):
     """A chunk that is shorter than the convolution writes its inputs to the checkpoint that the sequence continues from."""
 
@@ -238,7 +236,11 @@ class RecurrentShortChunkOverwritesItsPrefix(kvref.RecurrentCache):
             self._inputs.put(self._slots(source), self._inputs.stored(self._slots(state.block)))
 
 
-@mutant("RECUR-06", also="RECUR-01 RECUR-02 RECUR-03 RECUR-08 RECUR-11", seen_in="vllm-project/vllm#56524")
+@mutant(
+    "RECUR-06",
+    also="LAW-04 LAW-05 LAW-08 RECUR-03 RECUR-08 RECUR-09 RECUR-10 RECUR-11 RECUR-13 RECUR-14",
+    seen_in="vllm-project/vllm#56524",
+)
 class RecurrentStateIsNotZeroed(kvref.RecurrentCache):
     """A block is allocated again without being zeroed: the first token continues the state of another request."""
 
@@ -247,7 +249,7 @@ class RecurrentStateIsNotZeroed(kvref.RecurrentCache):
             super()._copy(sources, targets)
 
 
-@mutant("RECUR-09", also="RECUR-03 RECUR-07", seen_in="vllm-project/vllm#52942")
+@mutant("RECUR-09", also="RECUR-01", seen_in="vllm-project/vllm#52942")
 class RecurrentStepAfterDraftsReadsAnOldState(kvref.RecurrentCache):
     """The state after accepted drafts is at the place of the last one. A step without drafts reads the first place instead."""
 
