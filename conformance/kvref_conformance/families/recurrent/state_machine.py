@@ -41,7 +41,7 @@ class RecurrentStateMachine(FamilyStateMachine):
 
     @initialize(
         blocks=st.sampled_from((6, 4, 9, 3, 12)), layers=st.sampled_from((1, 2)), inputs=st.sampled_from((3, 1, 2)),
-        width=st.sampled_from((2, 3, 1)), rule=st.sampled_from((0, 1)), drafts=st.sampled_from((2, 0, 1, 3)),
+        width=st.sampled_from((2, 3, 1)), rule=st.sampled_from((0, 1)), drafts=st.sampled_from((2, 3, 0, 1, 3)),
         interval=st.sampled_from((2, 3, 1)), dtype=st.sampled_from(PLAIN_FORMATS), matrix_dtype=st.sampled_from(PLAIN_FORMATS),
     )  # fmt: skip
     def new(
@@ -108,6 +108,8 @@ class RecurrentStateMachine(FamilyStateMachine):
             "reset": self.reset_in_a_row,
             "load": lambda number: self.call("load", self.objects[0], data=self.saved, **at),
         }
+
+    edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
 
     def save_before_edits(self) -> Any:
         return self.call_quietly("save", self.objects[0], sequence=self.edited)
@@ -199,7 +201,9 @@ class RecurrentStateMachine(FamilyStateMachine):
             self.append_to(sequence, drafts, kind)
         self.truncate_to(sequence, self.length(sequence) - back)
         if self.going and fork and self.room() and sequence in self.known.sequences:
-            self.call("fork", self.objects[0], sequence=sequence)
+            child = self.call("fork", self.objects[0], sequence=sequence)
+            if child is not None and self.going:  # its parent could be truncated to these lengths
+                self.truncate_to(child, max(0, self.length(child) - max(1, back)))
         if self.going:
             self.append_to(sequence, then, "whole")
 
@@ -236,7 +240,7 @@ class RecurrentStateMachine(FamilyStateMachine):
                 self.append_to((child, sequence)[count % 2], count, kind)
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY_INDEX, count=st.integers(0, 3))
+    @rule(which=SEQUENCE, layer=st.sampled_from((0, 1, LAST_INDEX)), count=st.integers(0, 3))
     def apply(self, which: int, layer: int, count: int) -> None:
         query = self.tokens(count, kind=("whole", "real")[count % 2])["keys"][0]
         layer = clip_index(layer, self.config["num_layers"])
