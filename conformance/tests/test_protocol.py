@@ -96,7 +96,16 @@ def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
     asked = all_families()[family].interface.sample_calls(Sizes(2, 5, 2, "int8"))
     owners = ("buffers", "buffer") if family == "buffers" else (family,)
     assert set(asked) == {f"{owner}.{name}" for owner in owners for name in operations(owner)}
-    gave = ("paged.create", "prefix.create", "prefix.begin", "grouped.create", "engine.open", "engine.save", "blocks.allocate")
+    gave = (
+        "paged.create",
+        "prefix.create",
+        "prefix.begin",
+        "grouped.create",
+        "recurrent.create",
+        "engine.open",
+        "engine.save",
+        "blocks.allocate",
+    )
     got = dict.fromkeys(gave, 0) | {"rows.quantize": (0, 0, None), f"{family}.save": 0}
     for op, arguments in asked.items():
         owner, _, name = op.partition(".")

@@ -19,7 +19,14 @@ from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.oracle.expectations import UnjudgedReply
 from kvref_conformance.oracle.model_runner import ModelRunner
 
-SEQUENCES = {"paged": 300, "prefix": 300, "grouped": 200, "engine": 300, "blocks": 200}  # number of call sequences; others: 100
+SEQUENCES = {
+    "paged": 300,
+    "prefix": 300,
+    "grouped": 200,
+    "recurrent": 200,
+    "engine": 300,
+    "blocks": 200,
+}  # number of call sequences; others: 100
 LEAST = 1  # sequences that must reach a state
 
 

@@ -14,9 +14,9 @@ from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
 # Methods that change nothing. Attributes change nothing either.
 READS = frozenset((
-    "attend", "block_table", "block_tables", "gather", "gather_batch", "heads", "length", "lengths", "lookup", "match",
-    "num_bytes", "places", "positions", "raw", "read", "read_head", "read_rank", "read_token", "read_tokens", "records",
-    "references", "save", "slot_mapping", "stats", "tier_of", "values",
+    "apply", "attend", "block_table", "block_tables", "gather", "gather_batch", "heads", "length", "lengths", "lookup",
+    "match", "num_bytes", "places", "positions", "raw", "read", "read_head", "read_inputs", "read_matrix", "read_rank",
+    "read_token", "read_tokens", "records", "references", "save", "slot_mapping", "stats", "tier_of", "values",
 ))  # fmt: skip
 ENDS = frozenset(("drop", "close", "free", "release", "reset", "clear"))  # any sequence can reuse the memory
 # The state of the sequences or of their object, by an operation that came earlier.
@@ -44,9 +44,9 @@ def why_impossible(pair: Pair) -> str:
     family, (first, second) = pair[0].partition(".")[0], (op.partition(".")[2] for op in pair)
     if family == "prefix" and "load" in (first, second):
         return "the model does not cover hits after load"
-    if family in ("prefix", "grouped") and second == "reset" and first not in ("drop", "reset"):
+    if family in ("prefix", "grouped", "recurrent") and second == "reset" and first not in ("drop", "reset"):
         return "reset raises while a sequence is live"
-    if family in ("prefix", "grouped") and first == "reset" and second not in ("create", "begin", "reset"):
+    if family in ("prefix", "grouped", "recurrent") and first == "reset" and second not in ("create", "begin", "reset"):
         return "after reset there is no sequence"
     if family == "sharded" and (first, second) in {
         ("lose", "append"), ("lose", "clear"), ("lose", "truncate"), ("lose_in_append", "append"),
