@@ -153,7 +153,8 @@ class Paged:
             return
         moved = [self.at(sequence, layer, range(stop, n)) for layer, n in enumerate(self.counts[sequence])]
         if theta is not None:
-            moved = [(rotated(keys, start - stop, theta, layout).astype(self.stored), values) for keys, values in moved]
+            with np.errstate(over="ignore"):
+                moved = [(rotated(keys, start - stop, theta, layout).astype(self.stored), values) for keys, values in moved]
             if any(np.isinf(keys).any() for keys, _ in moved):
                 raise NON_FINITE("a rotated key is too large")
         with self.undo():
