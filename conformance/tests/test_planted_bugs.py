@@ -45,11 +45,11 @@ def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
             self.runs_left = 0 if clause in self.findings else self.runs_left  # no runs for shrinking
 
     search, effort = Enough(OnBackend(ReferenceBackend())), Effort(examples=60)
-    for seed in range(5):  # nearly all are found with the first; which are not changes with every rule, because the draws change
+    for seed in range(5):  # most bugs are found with the first seed; a changed rule changes the draws, and so which ones are not
         run_machine(family, search, seed, effort.num_sequences, effort.max_steps)
         if clause in search.findings:
-            return
-    raise AssertionError(f"found {list(search.findings)}")
+            break
+    assert clause in search.findings
 
 
 @pytest.mark.extended

@@ -50,7 +50,8 @@ def overwriting(patch, spoiled):
     write = PagedCache.write
 
     def lossy(self, sequence, layer, start, keys, values):
-        before = self._tables.lengths[self._table_of[sequence], layer] if sequence in self._table_of and layer in (0, 1) else 0
+        valid = sequence in self._table_of and layer in range(self.config.num_layers)
+        before = self._tables.lengths[self._table_of[sequence], layer] if valid else 0
         there = self.read(sequence, layer, range(before)) if 0 <= start < before else None
         write(self, sequence, layer, start, keys, values)
         end = start + keys.shape[0]
@@ -61,7 +62,7 @@ def overwriting(patch, spoiled):
     patch.setattr(PagedCache, "write", lossy)
 
 
-@hidden("paged", "LAW-11")  # the model blames the call after the write, if that call raises
+@hidden("paged", "LAW-04")
 def overwriting_stops_at_the_end_of_a_block(patch):
     overwriting(patch, lambda start, end, length, size: range((start // size + 1) * size, end))
 
