@@ -1,8 +1,9 @@
 """kvref: the executable specification of LLM KV caches.
 
-A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the eleven caches
-(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`, `pooled`, `latent`, `sharded`),
-`attention` and `rope`. The clauses that they implement are in `kvref/spec`; docstrings cite them by id (PAGED-07).
+A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the twelve caches
+(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`, `pooled`, `latent`, `sharded`,
+`recurrent`), `hybrid`, `attention` and `rope`. The clauses that they implement are in `kvref/spec`; docstrings cite them by id
+(PAGED-07).
 """
 
 from kvref.attention import Sight, attention
@@ -15,11 +16,13 @@ from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
 from kvref.grouped import GroupedCache, GroupedConfig
 from kvref.host_store import HostBlocks, HostStore
+from kvref.hybrid import HybridCache, HybridConfig
 from kvref.latent import LatentCache, LatentConfig
 from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
+from kvref.recurrent import RecurrentCache, RecurrentConfig
 from kvref.rope import Rotary
 from kvref.serialization import load, save
 from kvref.sharded import ShardedCache, ShardedConfig
@@ -44,6 +47,8 @@ __all__ = [
     "GroupedConfig",
     "HostBlocks",
     "HostStore",
+    "HybridCache",
+    "HybridConfig",
     "LatentCache",
     "LatentConfig",
     "PagedCache",
@@ -55,6 +60,8 @@ __all__ = [
     "Quantized",
     "QuantizedCache",
     "QuantizedConfig",
+    "RecurrentCache",
+    "RecurrentConfig",
     "ReferenceBackend",
     "Rotary",
     "ShardedCache",

@@ -129,8 +129,13 @@ class ChannelCache:
         Raises PositionOutOfRange unless each is in `[0, length)`.
         """
         wanted = np.array([in_range(each, self.length, PositionOutOfRange, "position") for each in positions], np.int64)
-        keys, values = self._read(0, self.length)
-        return self._backend.gather(keys, wanted), self._backend.gather(values, wanted)
+        needed = np.unique(wanted)
+        gaps = np.flatnonzero(np.diff(needed) > self.config.groups.group) + 1  # a longer gap is not worth reading
+        ranges = [(int(run[0]), int(run[-1]) + 1) for run in np.split(needed, gaps) if len(run)] or [(0, 0)]
+        read = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        at, xp = np.searchsorted(read, wanted), self._backend.xp
+        keys, values = (xp.concat(list(parts), axis=0) for parts in zip(*(self._read(*each) for each in ranges), strict=True))
+        return self._backend.gather(keys, at), self._backend.gather(values, at)
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Return attention over what the cache reads as: float32 [num_queries, num_query_heads, head_dim] (ATTN-10).

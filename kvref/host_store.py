@@ -10,9 +10,11 @@ and not evicted, and a block that is being loaded is not evicted.
 A key identifies one block, for example of one layer. `kvref.prefix.block_keys` computes keys from tokens.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -32,9 +34,13 @@ Keys = Sequence[Key]
 
 @dataclass
 class _Block:
-    """The state of a key: `place` of its block, `ready` once it is stored, `loads` the number of pins (MOVE-09)."""
+    """The state of a key: `place` of its block, `ready` once it is stored, `loads` the number of pins (MOVE-09).
+
+    used: the number of the last use of the key; all uses are numbered in order.
+    """
 
     place: int
+    used: int = 0
     ready: bool = False
     loads: int = 0
 
@@ -51,7 +57,11 @@ class HostStore:
         """capacity: the number of places, 0 or more. Raises ConfigError."""
         self.capacity = whole("capacity", capacity, minimum=0)
         self._free = list(reversed(range(self.capacity)))  # free places, the last one is allocated first
-        self._blocks: OrderedDict[Key, _Block] = OrderedDict()  # the least recently used first
+        self._blocks: dict[Key, _Block] = {}
+        # A heap of (number of a use, key) that contains the last use of every block that can be evicted. Other entries are
+        # outdated: the key was used again, evicted or pinned. They are removed when they are popped.
+        self._uses: list[tuple[int, Key]] = []
+        self._next_use = count(1)
         self._lock = Lock()
 
     @property
@@ -102,6 +112,7 @@ class HostStore:
             for key in dict.fromkeys(keys):
                 if success:
                     self._blocks[key].ready = True
+                    self._add_use(key)
                 else:
                     self._forget(key)
 
@@ -129,6 +140,8 @@ class HostStore:
                     raise KeyNotFound(f"complete_load: key {key!r} is not being loaded")
             for key in keys:
                 self._blocks[key].loads -= 1
+            for key in dict.fromkeys(keys):
+                self._add_use(key)
 
     def touch(self, keys: Keys) -> None:
         """Mark keys as used just now. Unknown keys are ignored (MOVE-11)."""
@@ -147,13 +160,19 @@ class HostStore:
 
     def _to_evict(self, count: int, kept: Keys) -> list[Key]:
         """The `count` least recently used keys whose blocks can be evicted, `kept` excluded. Raises OutOfBlocks."""
-        keep, found = set(kept), list[Key]()
-        for key, block in self._blocks.items():
-            if len(found) >= count:
-                break
+        keep, found, popped = set(kept), list[Key](), list[tuple[int, Key]]()
+        while len(found) < count and self._uses:
+            used, key = heappop(self._uses)
+            block = self._blocks.get(key)
+            if block is None or block.used != used:
+                continue
+            popped.append((used, key))
             if block.ready and not block.loads and key not in keep:
                 found.append(key)
+                keep.add(key)  # an entry can occur twice
         if len(found) < count:
+            for entry in popped:
+                heappush(self._uses, entry)
             raise OutOfBlocks(f"out of blocks: {count} must be evicted, {len(found)} of {self.capacity} can be evicted")
         return found
 
@@ -164,8 +183,15 @@ class HostStore:
     def _use(self, keys: Keys) -> None:
         """Mark keys as used, in reverse order (MOVE-11)."""
         for key in reversed(keys):
-            if key in self._blocks:
-                self._blocks.move_to_end(key)
+            if (block := self._blocks.get(key)) is not None:
+                block.used = next(self._next_use)
+                self._add_use(key)
+
+    def _add_use(self, key: Key) -> None:
+        """Add the last use of a key to the heap. Removes outdated uses when there are as many of them as blocks."""
+        heappush(self._uses, (self._blocks[key].used, key))
+        if len(self._uses) > 2 * len(self._blocks) + 64:
+            self._uses = sorted((block.used, key) for key, block in self._blocks.items())
 
 
 class HostBlocks:

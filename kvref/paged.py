@@ -5,6 +5,7 @@ tables of a sequence determine the slot of each token: position p of a layer is 
 p % block_size (PAGED-06). A token is quantized once, when it is written. Its slot contains its codes, scale and zero (PAGED-18).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -18,7 +19,7 @@ from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.block_sequences import PagedSequences
 from kvref.block_tables import NO_BLOCK
-from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole_fields
+from kvref.errors import ConfigError, NonFinite, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import Format, Quantized, of_keys_and_values
 from kvref.partial_load import Part, PendingLoad, SavedSequence, Span, read_part
 from kvref.rope import Rotary
@@ -269,7 +270,7 @@ class PagedCache(PagedSequences):
         saved_file = serialization.SavedFile(file, "paged", self._shape_to_match())
         extent, part = read_part(saved_file.saved, self.config.num_layers, self.config.num_kv_heads)
         begun = self._pending_loads.get(int(sequence))
-        if begun is None or PendingLoad(-1, extent, [part]).is_complete(self._full_part(extent)):
+        if begun is None or extent.size(part) == extent.size(self._full_part(extent)):
             load = PendingLoad(self._allocate_table(extent), extent)
         else:
             begun.check(extent, part)
@@ -280,7 +281,7 @@ class PagedCache(PagedSequences):
             if load is not begun:
                 self.pool.free_many(self._tables.close(load.table))
             raise
-        load.parts.append(part)
+        load.add(part)
         if load.is_complete(self._full_part(extent)):
             self._replace_table(sequence, load)
         else:
@@ -342,7 +343,12 @@ class PagedCache(PagedSequences):
 
     def _rotate_keys(self, rotary: Rotary, by: int, slots: NDArray[np.int64]) -> Quantized:
         """The keys in these slots, rotated by `by` positions and quantized. Raises NonFinite."""
-        return self._store.keys.quantized(rotary.turned(self._store.keys.read(slots), by, self._backend))
+        keys = self._store.keys
+        rotated = keys.quantized(rotary.turned(keys.read(slots), by, self._backend))
+        overflows = self._backend.xp.isinf(keys.dequantized(rotated))  # quantizing raises in formats with scales only
+        if self._backend.xp.any(overflows):
+            raise NonFinite(f"keys: expected finite numbers in {self.config.dtype} after the rotation, got infinity")
+        return rotated
 
     def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         self._store.copy(sources, targets, self.config.block_size)
@@ -353,4 +359,8 @@ def _earlier_occurrences(sequences: Sequence[int]) -> NDArray[np.int64]:
     named = list(sequences)
     if len(set(named)) == len(named):
         return np.zeros(1, np.int64)
-    return np.array([named[:i].count(sequence) for i, sequence in enumerate(named)], np.int64)
+    counts, before = Counter[int](), []
+    for sequence in named:
+        before.append(counts[sequence])
+        counts[sequence] += 1
+    return np.array(before, np.int64)

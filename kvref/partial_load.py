@@ -1,7 +1,9 @@
 """Saving and loading a sequence in parts: ranges of layers, tokens and heads, loaded in any order (MOVE-05)."""
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from kvref.errors import ConfigError, FileDamaged, HeadOutOfRange, KVRefError, LayerOutOfRange, PositionOutOfRange, in_range
 from kvref.snapshot import SavedState, counter
@@ -51,11 +53,6 @@ class Part:
         """Return the part as JSON values for a file's state."""
         return {name: [span.start, span.stop] for name, span in vars(self).items()}
 
-    def overlaps(self, other: "Part") -> bool:
-        """Return whether the two parts have a token, layer and head in common."""
-        both = ((self.layers, other.layers), (self.tokens, other.tokens), (self.heads, other.heads))
-        return all(max(one.start, two.start) < min(one.stop, two.stop) for one, two in both)
-
 
 @dataclass
 class PendingLoad:
@@ -63,22 +60,40 @@ class PendingLoad:
 
     The sequence keeps its old contents meanwhile. The new ones are in a table of their own, `table`, which becomes the table of
     the sequence when all parts are loaded. No two parts overlap, and all parts are of the same saved sequence, `extent`.
+
+    num_rows: the rows that are loaded, one per token, layer and head.
     """
 
     table: int
     extent: SavedSequence
-    parts: list[Part] = field(default_factory=list)
+    num_rows: int = 0
+    _loaded: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)  # token ranges by layer and head, sorted
 
     def check(self, extent: SavedSequence, part: Part) -> None:
         """Raise ConfigError if `extent` differs from the first part's, or if `part` overlaps a part that is loaded."""
         if extent != self.extent:
             raise ConfigError(f"load: expected a part of {self.extent}, like the earlier parts, got one of {extent}")
-        if any(part.overlaps(other) for other in self.parts):
+        if self.overlaps(part):
             raise ConfigError(f"load: part {part} was loaded already")
+
+    def overlaps(self, part: Part) -> bool:
+        """Return whether a token of a layer and head of `part` is loaded."""
+        for place in product(part.layers, part.heads) if part.tokens else ():
+            ranges = self._loaded.get(place, [])
+            at = bisect_left(ranges, (part.tokens.stop, 0))  # the ranges before it begin before the part ends
+            if at and ranges[at - 1][1] > part.tokens.start:
+                return True
+        return False
+
+    def add(self, part: Part) -> None:
+        """Record that a part is loaded. It must not overlap another."""
+        self.num_rows += self.extent.size(part)
+        for place in product(part.layers, part.heads) if part.tokens else ():
+            insort(self._loaded.setdefault(place, []), (part.tokens.start, part.tokens.stop))
 
     def is_complete(self, everything: Part) -> bool:
         """Return whether all parts are loaded. everything: the part that is the whole sequence."""
-        return sum(map(self.extent.size, self.parts)) == self.extent.size(everything)
+        return self.num_rows == self.extent.size(everything)
 
 
 def read_part(saved: SavedState, num_layers: int, num_heads: int) -> tuple[SavedSequence, Part]:

@@ -121,7 +121,9 @@ class PooledCache:
     def total_tokens(self) -> int:
         """The number of tokens in the cache, without evicted ones."""
         with self._lock:
-            return sum(block.num_tokens for block in self._blocks)
+            if not self._blocks:
+                return 0
+            return (len(self._blocks) - 1) * self.config.tokens_per_block + self._blocks[-1].num_tokens  # only the last has room
 
     def append(self, keys: Array, values: Array) -> None:
         """Append n tokens, and evict the oldest blocks if there are more than max_tokens (POOL-03).

@@ -80,8 +80,9 @@ class IndexedBlockPool(BlockPool):
         """Create a pool of `num_blocks` free blocks with an empty index. Raises ConfigError."""
         super().__init__(num_blocks)
         self._evictable: OrderedDict[int, None] = OrderedDict()  # evictable blocks, the one released longest ago first
-        self._index: dict[bytes, list[CachedBlock]] = {}  # the index: entries by key, in the order of their commits
-        self._entries_of_block: dict[int, list[CachedBlock]] = {}  # the entries that a block is part of
+        # The index: the entries of each key, by the bytes of their blocks, in the order of their commits.
+        self._index: dict[bytes, OrderedDict[bytes, CachedBlock]] = {}
+        self._entries_of_block: dict[int, dict[CachedBlock, None]] = {}  # the entries that a block is part of
 
     @property
     def num_free(self) -> int:
@@ -91,7 +92,7 @@ class IndexedBlockPool(BlockPool):
     def find(self, key: bytes) -> CachedBlock | None:
         """Return the entry with this key that was committed first, or None."""
         entries = self._index.get(key)
-        return entries[0] if entries else None
+        return next(iter(entries.values())) if entries else None
 
     def is_cached(self, blocks: Blocks) -> NDArray[np.bool_]:
         """Return which of `blocks` are cached: bool, in the shape of `blocks`."""
@@ -100,12 +101,10 @@ class IndexedBlockPool(BlockPool):
 
     def add_to_index(self, entry: CachedBlock) -> None:
         """Add an entry to the index, unless the same blocks are cached under its key already. The blocks must be allocated."""
-        copies = self._index.setdefault(entry.key, [])
-        if any(np.array_equal(copy.blocks, entry.blocks) for copy in copies):
-            return
-        copies.append(entry)
-        for block in entry.blocks.tolist():
-            self._entries_of_block.setdefault(block, []).append(entry)
+        copies = self._index.setdefault(entry.key, OrderedDict())
+        if copies.setdefault(entry.blocks.tobytes(), entry) is entry:
+            for block in entry.blocks.tolist():
+                self._entries_of_block.setdefault(block, {})[entry] = None
 
     def num_unreferenced(self, blocks: NDArray[np.int32]) -> int:
         """Return how many of `blocks` have no reference: sharing them uses up free blocks."""
@@ -144,11 +143,11 @@ class IndexedBlockPool(BlockPool):
     def _remove_from_index(self, block: int) -> None:
         """Remove the entries of an evicted block from the index. Their other blocks are cached no longer either (PREFIX-07)."""
         for entry in self._entries_of_block.pop(block):
-            self._index[entry.key].remove(entry)
+            del self._index[entry.key][entry.blocks.tobytes()]
             if not self._index[entry.key]:
                 del self._index[entry.key]
             for other in set(entry.blocks.tolist()) - {block}:
-                self._entries_of_block[other].remove(entry)
+                del self._entries_of_block[other][entry]
                 if not self._entries_of_block[other]:
                     del self._entries_of_block[other]
                     if other in self._evictable:  # not cached any more: a plain free block

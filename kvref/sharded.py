@@ -114,7 +114,8 @@ class _Rank:
         self.length = length
         needed = -(-length // (self._config.block_size * self._config.token_ranks))
         self._pool.free_many(self.table[needed:])
-        self.table = self.table[:needed] + self._pool.allocate_many(max(0, needed - len(self.table))).tolist()
+        del self.table[needed:]
+        self.table += self._pool.allocate_many(needed - len(self.table)).tolist()
 
     def read(self) -> tuple[Array, Array]:
         """The keys and values of the rank's positions and heads, float32."""
@@ -136,7 +137,10 @@ class _Rank:
     def _slots(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The slots of positions of this rank."""
         block, offset = np.divmod(positions, self._config.block_size)
-        found: NDArray[np.int64] = np.array(self.table, np.int64)[block // self._config.token_ranks]
+        entries = block // self._config.token_ranks
+        first = int(entries.min(initial=len(self.table)))
+        listed = np.array(self.table[first : int(entries.max(initial=0)) + 1], np.int64)  # the part of the table that is needed
+        found: NDArray[np.int64] = listed[entries - first]
         return found * self._config.block_size + offset
 
 

@@ -6,9 +6,11 @@ never a traceback. Ctrl-C prints no traceback either: `main` installs its handle
 
 from __future__ import annotations
 
+import shlex
 import sys
+import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvref_conformance.calls import interrupts
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
 EXIT_CANNOT_RUN = 2
+CRASH_REPORT = ".kvref/crash.txt"
 
 _EPILOG = """\
 implementations:
@@ -46,14 +49,32 @@ _JOBS = (
 
 def _parser() -> argparse.ArgumentParser:
     import argparse
+    import re
 
     from kvref_conformance.drivers.resource_limits import SERVER_TIMEOUT, TIMEOUT
+    from kvref_conformance.exceptions import suggest
     from kvref_conformance.runner.options import EXAMPLES
     from kvref_conformance.runner.verdict import MIN_JUDGED_PERCENT
 
     patience = f"maximum seconds per call (default {TIMEOUT:g}; {SERVER_TIMEOUT:g} for a server)"
 
-    parser = argparse.ArgumentParser(prog="kvref", description="Test LLM KV caches against the clauses of a specification.")
+    class Once(argparse.Action):
+        """Rejects an option that is given twice, of which argparse would use the last one silently."""
+
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            if getattr(namespace, self.dest) is not None:
+                parser.error(f"argument {option_string}: expected one, got {getattr(namespace, self.dest)} and {values}")
+            setattr(namespace, self.dest, values)
+
+    class Parser(argparse.ArgumentParser):
+        """Suggests the nearest choice for one that does not exist. Its subparsers are of this class too."""
+
+        def error(self, message: str) -> NoReturn:
+            if found := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+                message += suggest(found[1], re.findall(r"[\w-]+", found[2]))
+            super().error(message)
+
+    parser = Parser(prog="kvref", description="Test LLM KV caches against the clauses of a specification.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(
         "check",
@@ -68,7 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_server_options(check)
     check.add_argument("--stderr", action="store_true", help="show what the program writes to its standard error")
-    check.add_argument("--family", metavar="FAMILY", help="select the checks of one family: paged, quantized, ...")
+    check.add_argument(
+        "--family", action="append", metavar="FAMILY",
+        help="select the checks of a family: paged, quantized, ...; may be repeated",
+    )  # fmt: skip
     check.add_argument(
         "--clause", action="append", metavar="CLAUSE", help="select clauses by id or pattern: PAGED-07, 'FMT-*'; may be repeated"
     )
@@ -112,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
         "--minutes", type=float, default=1.0, metavar="N", help="total duration, divided among the families (default %(default)g)"
     )
     soak.add_argument("--concurrency", type=int, metavar="N", help="with --server: number of requests at once (default 8)")
-    soak.add_argument("--family", metavar="FAMILY", help="select one family: paged, contiguous, ...")
+    soak.add_argument("--family", action=Once, metavar="FAMILY", help="select one family: paged, contiguous, ...")
     soak.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the workload (default %(default)s)")
     soak.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     soak.add_argument("--timeout", type=float, metavar="S", help=patience)
@@ -129,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         "all results. Needs Dask: pip install '.[search]' in a clone",
     )
     _add_implementation_options(search)
+    search.add_argument("--family", action=Once, metavar="FAMILY", help="search one family only: paged, quantized, ...")
     search.add_argument("--hours", type=float, metavar="N", help="duration in hours")
     search.add_argument("--minutes", type=float, metavar="N", help="duration in minutes, added to --hours")
     search.add_argument(
@@ -258,7 +283,7 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_canary_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_canary_command(commands: argparse._SubParsersAction[Any]) -> None:
     from kvref.canary import Canary
     from kvref_canary.files.architectures import ARCHITECTURES
     from kvref_canary.files.huggingface import DTYPES
@@ -326,12 +351,30 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader closed the pipe
         return EXIT_CANNOT_RUN
-    except (CannotRun, SpecError, CheckError, TraceError, ResultsError, ExpectedFailuresError, OSError) as error:
+    except OSError as error:
+        return _cannot_run(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+    except (CannotRun, SpecError, CheckError, TraceError, ResultsError, ExpectedFailuresError) as error:
         return _cannot_run(str(error))
+    except Exception as error:
+        return _cannot_run(_crash_report("".join(traceback.format_exception(error))))
+
+
+def _crash_report(traceback_text: str) -> str:
+    """Write the traceback of an error in kvref itself to CRASH_REPORT. Return the line to print."""
+    from pathlib import Path
+
+    lines = traceback_text.strip().splitlines()
+    places = [line.strip() for line in lines if line.strip().startswith("File ")]
+    Path(CRASH_REPORT).parent.mkdir(exist_ok=True)
+    Path(CRASH_REPORT).write_text(f"{shlex.join(sys.argv)}\n{traceback_text}", encoding="utf-8")
+    where = f" ({places[-1]})" if places else ""
+    return f"an error in kvref itself: {lines[-1]}{where}; please report it with {CRASH_REPORT}"
 
 
 def _cannot_run(why: str) -> int:
-    print(f"kvref: {why}", file=sys.stderr)
+    from kvref_conformance.exceptions import printable
+
+    print(f"kvref: {printable(why)}", file=sys.stderr)
     return EXIT_CANNOT_RUN
 
 

@@ -35,14 +35,25 @@ ARGUMENTS = {
     "negative_integers": "`false` if arguments have an unsigned type",
     "one_block_table": "`true` if all layers share one block table",
     "other_eviction_order": "`true` if blocks are evicted in another order than PREFIX-08, GROUP-06 or MOVE-11 defines",
+    "null_block": "`true` if block 0 of a cache is reserved, and never contains tokens; `num_blocks` does not count it",
+    "repeated_sequences": "`false` if `append` and `append_step` accept each sequence at most once per call",
+    "rounded_weights": "`true` if attention rounds its weights to float16 or bfloat16, the only dtype that it accepts (ATTN-04)",
+    "settle": "`true` if freed blocks can be allocated only after `settle`, an operation without arguments that the judge calls",
     "tables_alone": "`true` if the cache has block tables but stores no tokens",
+    "threads": "`false` if one thread at a time must call the implementation",
 }
 SWITCHES = {
     "negative_integers": True,
     "one_block_table": False,
     "other_eviction_order": False,
+    "null_block": False,
+    "repeated_sequences": True,
+    "rounded_weights": False,
+    "settle": False,
     "tables_alone": False,
+    "threads": True,
 }  # with their defaults
+REFUSALS = ("ConfigError", "ValueError", "AssertionError", "NotImplementedError")  # errors for sizes that are not supported
 RANGE_KEYS = ("least", "most", "multiple_of")
 MAX_WIDTH = 512  # the largest size that is tried to find one that fits a format's groups
 AT_LEAST_ONE = ("tokens", "sequences")  # limits that must allow 1: the last call of a split append may have one token
@@ -216,6 +227,16 @@ class Limits:
         return (
             tuple(name for name in PLAIN_FORMATS if name in limit.among) or PLAIN_FORMATS
         )  # a limit to quantized formats does not restrict it
+
+
+def describe_refusal(family: str, kind: str, message: str) -> str:
+    """The error that a factory raised for valid sizes, with the limits that would exclude the sizes that its message names."""
+    words = message.replace(" ", "_")
+    named = [name for name in all_families()[family].small if name in words]
+    if not named and kind not in REFUSALS:
+        return f"{kind}: {message}"
+    limits = ", ".join(f'"{name}": ...' for name in named) or "..."
+    return f'{kind}: {message} (to exclude unsupported sizes, declare limits = {{"{family}": {{{limits}}}}})'
 
 
 @cache

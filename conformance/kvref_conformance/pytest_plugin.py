@@ -1,6 +1,6 @@
 """The pytest plugin: one test per clause and implementation, with a name such as PAGED-07[numpy].
 
-    pytest --pyargs kvref_conformance --kvref NAME [--kvref NAME ...] [--kvref-family F] [--kvref-clause CLAUSE] [--kvref-seed N]
+    pytest --pyargs kvref_conformance --kvref NAME [--kvref NAME ...] [--kvref-family F ...] [--kvref-clause CLAUSE]
 
 A test belongs to the module that contains the first check of its clause. The `kvref check` command runs the same tests with
 another reporter (report/console_live.py). Modules that are slow to import are imported inside functions, because pytest loads
@@ -42,7 +42,9 @@ class ClauseFailed(Exception):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvref", "conformance of KV caches (with --pyargs kvref_conformance)")
     group.addoption("--kvref", action="append", default=[], metavar="NAME", help="implementation to judge; may be repeated")
-    group.addoption("--kvref-family", metavar="FAMILY", help="run only the checks of one family")
+    group.addoption(
+        "--kvref-family", action="append", metavar="FAMILY", help="run only the checks of this family; may be repeated"
+    )
     group.addoption("--kvref-clause", action="append", metavar="CLAUSE",
                     help="run only these clauses (PAGED-07, 'FMT-*'); may be repeated")  # fmt: skip
     group.addoption("--kvref-least-judged", type=float, default=MIN_JUDGED_PERCENT, metavar="PERCENT",
@@ -135,7 +137,7 @@ def _run_options(config: pytest.Config, name: str) -> RunOptions:
 
     searched = option("seed"), option("slow"), option("real"), option("examples"), option("deep")
     effort = Effort(*searched, option("timeout"), keep_traces=option("traces") is not None)
-    return RunOptions(name, effort, option("family"), option("isolate"))
+    return RunOptions(name, effort, ",".join(option("family") or []) or None, option("isolate"))
 
 
 def _select_clauses(config: pytest.Config) -> dict[Clause, list[Check]]:
@@ -144,7 +146,8 @@ def _select_clauses(config: pytest.Config) -> dict[Clause, list[Check]]:
     from kvref_conformance.runner.check_runner import select_checks
 
     try:
-        return select_checks(",".join(config.getoption("--kvref-clause") or ["*"]), config.getoption("--kvref-family"))
+        families = ",".join(config.getoption("--kvref-family") or [])
+        return select_checks(",".join(config.getoption("--kvref-clause") or ["*"]), families or None)
     except CannotRun as error:
         raise CannotRun(f"--kvref-clause {error}") from None
 

@@ -23,6 +23,7 @@ CONFIGS: dict[str, Any] = {
     "paged": kvref.PagedConfig,
     "prefix": kvref.PagedConfig,
     "quantized": kvref.QuantizedConfig,
+    "recurrent": kvref.RecurrentConfig,
     "sharded": kvref.ShardedConfig,
     "tiered": kvref.TieredConfig,
     "windowed": kvref.WindowedConfig,

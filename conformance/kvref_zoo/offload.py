@@ -52,6 +52,7 @@ class OffloadLoadCompletesTwice(kvref.HostStore):
         for key in keys:
             if key in self._blocks:
                 self._blocks[key].loads -= 1
+                self._add_use(key)
 
 
 @mutant("MOVE-10", also="LAW-01 MOVE-06 MOVE-08 MOVE-09 MOVE-11 MOVE-13", seen_in="vllm-project/vllm#53532")

@@ -25,7 +25,7 @@ import numpy as np
 
 class Pool(kvref.BlockPool):
     def free(self, block):
-        if 0 < self._references[block]:
+        if 0 <= block < len(self._references) and self._references[block]:
             return super().free(block)
         self._free = np.append(self._free[: self._num_free], block)
         self._num_free += 1

@@ -29,6 +29,11 @@
     "buffer.length": (one, _, world) => world.objects.get(one.pool).held.find((each) => each.id === one.id).length,
     "engine.length": (one, args) => one.sessions.find((each) => each.live && each.id === args.session).tokens.length,
     "windowed.length": (cache) => cache.length,
+    "recurrent.length": (cache, args) => sequence(cache, args.sequence).length,
+    "recurrent.num_free_blocks": (cache) =>
+      cache.config.num_blocks - live(cache).length - cache.checkpoints.filter(({ users }) => users).length,
+    "recurrent.match": (cache, _, { touched }) =>
+      cache.checkpoints.find(({ id }) => touched.get([cache.id, "checkpoint", id].join("/")) === "found")?.length ?? 0,
     "pooled.total_tokens": (cache) => cache.next - cache.first,
     "pooled.stats": (cache) => Math.ceil((cache.next - cache.first) / cache.config.tokens_per_block),
   };

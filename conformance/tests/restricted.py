@@ -7,6 +7,7 @@ LIMITS = {
     "bfloat16 only": {"dtype": ["bfloat16"]},
     "head_dim of 64 or 128": {"head_dim": [64, 128]},
     "blocks of 16": {"block_size": 16, "tokens_per_block": 16},
+    "blocks of 1": {"block_size": 1, "tokens_per_block": 1},
     "one layer": {"num_layers": 1},
     "one kv head": {"num_kv_heads": 1},
     "one sequence at a time": {"sequences": {"most": 1}},

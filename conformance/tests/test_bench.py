@@ -1,4 +1,4 @@
-"""The benchmarks: what they print and write, and their error messages. Times are not tested."""
+"""The benchmarks: what they print and write, and their error messages. Of times, only how they grow is tested."""
 
 import json
 from xml.etree import ElementTree
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from commandline import run_kvref
 
-from kvref_bench import baselines, comparison, prefix_managers, prefixes
+from kvref_bench import baselines, comparison, growth, prefix_managers, prefixes
 
 
 @pytest.fixture
@@ -17,6 +17,12 @@ def bench(tmp_path, monkeypatch):
         return run_kvref("bench", *arguments, folder=tmp_path)
 
     return run
+
+
+@pytest.mark.parametrize("prepare", growth.GROWING, ids=lambda prepare: prepare.__name__)
+def test_costs_of_the_reference_are_linear(prepare):
+    """A linear cost has a ratio of 4, a quadratic one of 16 for large counts."""
+    assert growth.measure_growth(prepare, growth.GROWING[prepare]).ratio < 8
 
 
 def test_it_shows_a_table_and_writes_figures_and_a_plot(bench, tmp_path):

@@ -274,7 +274,7 @@ MISTAKES = {
     "windows": (["new", "--windows", "16,"], "--windows: expected numbers or none separated by commas, got '16,'"),
     "a context without end": (["new", "--context", str(10**12)], "context: expected at most 1048576, got 1000000000000"),
     "a file": (["mine.py"], "mine.py is a file, expected a folder"),
-    "a folder in a file": (["mine.py/new"], "[Errno 20] Not a directory: 'mine.py/new'"),
+    "a folder in a file": (["mine.py/new"], "mine.py/new: Not a directory"),
     "another's folder": (
         ["."],
         ". is not empty and is not a kvref canary: expected a new or empty folder, or an older canary",

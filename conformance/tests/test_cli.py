@@ -8,7 +8,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from kvref_conformance.calls.messages import to_call_error
 from kvref_conformance.clauses import all_clauses
+from kvref_conformance.exceptions import ClauseViolation, NotOffered, printable
 from kvref_conformance.runner.check_runner import select_checks
 
 
@@ -66,7 +68,8 @@ def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
     done = kvref("replay", "bad.jsonl")
     assert done.returncode == 2
     assert done.stderr.startswith("kvref: bad.jsonl:1: ")
-    assert kvref("replay", "absent.jsonl").stderr == "kvref: [Errno 2] No such file or directory: 'absent.jsonl'\n"
+    said = "kvref: FILE: no file absent.jsonl (kvref check writes the traces of failures to .kvref/failures)\n"
+    assert kvref("replay", "absent.jsonl").stderr == said
 
 
 @pytest.mark.parametrize("change", [{"num_blocks": "six"}, {"surprise": 1}, {"sequences": 5}])
@@ -86,7 +89,7 @@ def test_a_trace_that_asks_for_what_no_model_knows_costs_one_line(kvref, tmp_pat
 def test_expected_failures_are_expected_and_kept_up(kvref, tmp_path):
     check = ("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--xfails", "known.txt")
     done = kvref(*check)
-    assert (done.returncode, done.stderr) == (2, "kvref: [Errno 2] No such file or directory: 'known.txt'\n")
+    assert (done.returncode, done.stderr) == (2, "kvref: --xfails: no file known.txt (--update-xfails writes it)\n")
     done = kvref(*check, "--update-xfails")
     assert done.returncode == 0
     assert (tmp_path / "known.txt").read_text() == "BLOCK-05\n"
@@ -187,7 +190,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["mine:OnlyKernels", "--family", "paged"], "nothing to test, it does not offer the family paged"),
         (["mine:OnlyKernels", "--clause", "PAGED-*"], "nothing to test, it offers no family of the selected clauses"),
         (["reference:nolib"], "expected an installed Array API library, got 'nolib'"),
-        (["numpy", "--family", "page"], "--family: expected one of elements, "),
+        (["numpy", "--family", "page"], "got 'page': did you mean paged?"),
         (["numpy", "--clause", "PAGED-7"], "--clause PAGED-7: no clause matches: did you mean PAGED-07?"),
         (["numpy", "--seed", "-1"], "--seed: expected an integer of at least 0, got -1"),
         (["numpy", "--examples", "0"], "--examples: expected an integer of at least 1, got 0"),
@@ -260,3 +263,32 @@ def test_in_the_judges_process_there_is_a_debugger_and_what_is_printed_is_seen(k
     done = kvref("check", "mine:Debugged", *one, "--no-isolate", typed="p 6 * 7\n" + "c\n" * 1000)
     assert "(Pdb) 42" in done.stdout
     assert "not conformant: breaks" not in done.stdout
+
+
+def test_a_command_that_does_not_exist_is_corrected(kvref):
+    assert kvref("chek", "numpy").stderr.endswith("'explain'): did you mean check?\n")
+
+
+CRASH = """
+import sys
+import kvref_conformance.commands.spec_info as command
+from kvref_conformance.cli import main
+command.list_implementations = lambda options: 1 // 0
+sys.exit(main(["list"]))
+"""
+
+
+def test_an_error_in_the_judge_names_its_line_and_the_report(tmp_path):
+    done = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("kvref: an error in kvref itself: ZeroDivisionError: ")
+    assert ", line 5, in <lambda>); please report it with .kvref/crash.txt" in done.stderr
+    assert "Traceback" in (tmp_path / ".kvref/crash.txt").read_text()
+
+
+def test_escape_sequences_do_not_reach_the_terminal():
+    assert printable("a\x1b[31mb\x07\nc") == "a\\x1b[31mb\\x07\nc"
+    violation = ClauseViolation("", "no error", "RuntimeError: \x1b[31m")
+    assert violation.got == "RuntimeError: \\x1b[31m" and "\x1b" not in str(violation)
+    assert str(NotOffered("\x1b]0;title\x07")) == "\\x1b]0;title\\x07"
+    assert to_call_error(RuntimeError("\x1b[2J")).message == "\\x1b[2J"

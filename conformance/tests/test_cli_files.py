@@ -30,7 +30,7 @@ def test_a_report_is_made_of_results(kvref, tmp_path):
         assert (tmp_path / "site" / "traces" / label / "BLOCK-05.jsonl").exists()
         assert f"<h1>{label}</h1>" in (tmp_path / "site/implementations" / f"{label}.html").read_text()
     assert "expected NAME=FILE" in kvref("report", "=mine.json", "-o", "site").stderr
-    assert "No such file or directory: 'no.json'" in kvref("report", "x=no.json", "-o", "site").stderr
+    assert "RESULTS.json: no file no.json (kvref check " in kvref("report", "x=no.json", "-o", "site").stderr
     (tmp_path / "other.json").write_text("{}")
     assert "other.json: not results of kvref check --json" in kvref("report", "other.json", "-o", "site").stderr
     assert "--output: expected a folder, got the file mine.json\n" in kvref("report", "mine.json", "-o", "mine.json").stderr

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from restricted import KERNELS, Restricted
 
+import kvref
 from kvref_conformance.drivers.json_client import JsonClient
+from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.runner.capabilities import preview_coverage, probe_operations
 from kvref_conformance.runner.check_runner import CheckRunner, select_checks
 from kvref_conformance.runner.harness_selftest import run_selftest
@@ -71,6 +73,43 @@ def test_what_is_there_is_offered():
     assert "buffer.extend" in every["buffers"].operations
 
 
+class NotOffered(Exception):
+    """Declines an operation."""
+
+
+class StepsEvenLayers(OnBackend):
+    """append_step needs layers of equal length, or raises NotOffered with this reason."""
+
+    reason = ""
+
+    def __init__(self):
+        super().__init__(kvref.reference)
+
+    def paged(self, **config):
+        cache = super().paged(**config)
+        step = cache.append_step
+
+        def append_step(sequences, keys, values):
+            uneven = any(len({cache.length(each, layer) for layer in range(config["num_layers"])}) > 1 for each in sequences)
+            if self.reason or uneven:
+                raise NotOffered(self.reason or "layers of different lengths")
+            step(sequences, keys, values)
+
+        cache.append_step = append_step
+        return cache
+
+
+class DeclinesSteps(StepsEvenLayers):
+    reason = "one layer at a time"
+
+
+def test_append_step_is_called_with_layers_of_equal_length_and_its_reason_is_kept():
+    status = probe_operations(CheckRunner(StepsEvenLayers()), ["paged"])["paged"]
+    assert "paged.append_step" in status.operations and not status.reasons
+    status = probe_operations(CheckRunner(DeclinesSteps()), ["paged"])["paged"]
+    assert (status.missing, status.reasons) == (["paged.append_step"], {"paged.append_step": "one layer at a time"})
+
+
 def test_what_only_sizes_within_its_limits_are_taken_of_is_offered():
     assert of(KERNELS, "paged")["paged"].missing == []
     writes = Restricted({"num_layers": 1, "tokens": {"most": 1}}, ["paged.create", "paged.write"])
@@ -130,7 +169,7 @@ def test_the_command_says_what_is_judged_and_what_would_bring_more(kvref, caches
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     assert re.fullmatch(r"blocks: \d+ of \d+ clauses can be judged", lines[0])
-    assert "  missing   allocate_many" in lines
+    assert "  missing   allocate_many (several at once)" in lines
     assert ["BLOCK-07", "not", "offered", "allocate_many"] in [line.split() for line in lines]
     assert lines[-2].startswith("offer blocks.allocate_many: ")
     assert max(map(len, lines)) <= 80

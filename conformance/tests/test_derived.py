@@ -85,3 +85,22 @@ def test_a_step_is_no_append_to_one_layer_of_several(num_layers, layer):
     _, cache = begun(Restricted(operations=["paged.create", "paged.append_step"], families=["paged"]), num_layers)
     with pytest.raises(NotOffered, match="append to one of several layers"):
         cache.append([cache.create()], layer, TOKEN, TOKEN)
+
+
+@pytest.mark.parametrize("missing", ["gather", "read", "length", "slot_mapping", "block_table"])
+def test_positions_are_not_derived_after_release_before(missing):
+    implementation = Restricted(operations=[f"paged.{name}" for name in ("create", "write", "release_before", *OTHERS[missing])])
+    _, cache = begun(implementation)
+    sequence = cache.create()
+    cache.write(sequence, 0, 0, *[np.repeat(TOKEN, 5, axis=0)] * 2)
+    arguments = {"read": ([4],), "slot_mapping": (0, 2)}.get(missing, ())
+    getattr(cache, missing)(sequence, 0, *arguments)
+    cache.release_before(sequence, 4)
+    with pytest.raises(NotOffered, match=r"released|after release_before"):
+        getattr(cache, missing)(sequence, 0, *arguments)
+
+
+OTHERS = {
+    "gather": ["length", "read"], "read": ["gather"], "length": ["gather"], "slot_mapping": ["block_table"],
+    "block_table": ["slot_mapping"],
+}  # fmt: skip

@@ -77,9 +77,30 @@ def test_what_was_found_is_kept(kvref, tmp_path, left_running, name, isolate):
     asked = len(select_checks(SOME[1]))
     assert done.stdout.splitlines()[-2:] == [
         "not conformant: breaks BLOCK-06",
-        f"interrupted: {len(verdicts)} of {asked} clauses ran, {asked - len(verdicts)} did not",
+        f"interrupted: {len(verdicts)} of {asked} clauses judged, {asked - len(verdicts)} did not run",
     ]
     assert left_running() == []
+
+
+LATE = """
+import os, signal, sys
+import kvref_conformance.commands.check as command
+from kvref_conformance.cli import main
+print_table = command.print_table
+def press(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    print_table(*arguments)
+command.print_table = press
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_interruption_after_the_last_check_loses_nothing(tmp_path):
+    command = [sys.executable, "-c", LATE, "check", "numpy", "--clause", "BLOCK-01", "--json", "out.json", "--no-isolate"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "conformant for the selected clauses: 1 of 1 judged, all passed"
+    assert "interrupted" not in json.loads((tmp_path / "out.json").read_text())
 
 
 def test_what_ends_at_once_has_told_of_its_failures(kvref):

@@ -28,6 +28,7 @@ GIVEN = "dtype float8_e4m3fn_static or float8_e5m2_static, where its limits say 
 ANY = "int8 or float8_e4m3fn or float8_e5m2 or 76 others"  # formats with a scale
 EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, with the reason
     ("one kv head", "quantized"): dict.fromkeys(("QUANT-03", "FMT-ROT-04"), "num_kv_heads 2, where its limits say 1"),
+    ("blocks of 1", "sharded"): {"EDIT-03": "room for 8 tokens, where its limits leave 7"},
     ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
     ("one sequence at a time", "paged"): {  # shared blocks need two sequences
         **dict.fromkeys(

@@ -225,7 +225,6 @@ def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     ("name", "expected", "got", "at"),
     [
         ("FactoryRaises", MADE, "RuntimeError: no device", 'raise RuntimeError("no device")'),
-        ("FactoryTakesNothing", MADE, "TypeError: ", "def paged(self):"),
         ("FactoryReturnsNone", "an object with operations of paged: ", "NoneType None", "def paged(self, **config):"),
         ("FactoryReturnsOther", "an object with operations of paged: ", "int 7", "def paged(self, **config):"),
     ],
@@ -241,6 +240,16 @@ def test_a_factory_that_makes_nothing_is_told_once_and_by_its_line(check, name, 
     assert Path(file).read_text().splitlines()[int(line) - 1].strip() == at
     (told,) = re.findall(r"^(\S+) · .*\(misbehaving:", done.stdout, re.MULTILINE)
     assert f"1 probable cause: {told} (1 call). {failed - 1} more clauses fail" in done.stdout
+
+
+def test_a_factory_that_accepts_no_sizes_is_reported_before_the_run(check):
+    done = check("FactoryTakesNothing", "--family", "paged")
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = "num_blocks, block_size, num_layers, num_kv_heads, head_dim, dtype"
+    assert done.stderr == (
+        f"kvref: misbehaving:FactoryTakesNothing: paged: expected a factory that accepts arguments named {expected}; "
+        "got an unexpected keyword argument 'num_blocks'\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["AsarrayDeclines", "ToNumpyDeclines"])

@@ -62,6 +62,7 @@ WORDS = {
     ("quantized", 8): "Layer 0 has 2 of 4 tokens; Layer 1 has 2 of 4 tokens.",
     ("tiered", 4): "4 tokens; tail: 1 to 3, warm: 0.",
     ("tiered", 9): "10 tokens; tail: 9 to 11, warm: 6 to 8, store: 2 to 5; 2 evicted.",
+    ("recurrent", 10): "2 of 5 blocks free. A has the state of 6 tokens, and can be truncated to 0, 2, 4 and 5.",
     ("pooled", 7): "buffers: 1 buffer in use; free: 1 of 1 KiB. pooled: 3 tokens in 2 blocks; the oldest 2 were evicted.",
 }
 

@@ -153,3 +153,28 @@ def test_a_mistake_is_a_usage_error_of_one_line(run, arguments, message):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.errlines if line]
     assert line.startswith("ERROR: ") and message in line
+
+
+def test_a_factory_with_a_wrong_signature_is_one_error(run, pytester):
+    pytester.makepyfile(
+        mine="""
+        import kvref
+        from kvref_conformance.implementations.backends import OnBackend
+
+        class Misnamed(OnBackend):
+            def __init__(self):
+                super().__init__(kvref.reference)
+            def paged(self, blocks, block_size, **others):
+                raise AssertionError
+        """
+    )
+    result = run("--kvref", "mine:Misnamed", "--kvref-clause", "PAGED-*")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = (line for line in (result.stderr.str() + result.stdout.str()).splitlines() if "paged" in line)
+    assert "expected a factory that accepts arguments named num_blocks, block_size, num_layers" in line
+    assert line.endswith("missing a required argument: 'blocks'")
+
+
+def test_several_families_are_judged(run):
+    result = run("--kvref", "numpy", "--kvref-clause", "B*-01", "--kvref-family", "blocks", "--kvref-family", "buffers")
+    result.assert_outcomes(passed=2)

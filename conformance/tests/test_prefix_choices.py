@@ -20,7 +20,7 @@ class FindsTheNewest(IndexedBlockPool):
 
     def find(self, key):
         found = self._index.get(key)
-        return found[-1] if found else None
+        return next(reversed(found.values())) if found else None
 
 
 class ForgetsWhatFollows(IndexedBlockPool):
@@ -37,16 +37,16 @@ class ForgetsWhatFollows(IndexedBlockPool):
             key = lost.pop()
             if key not in self._index:
                 for follower in self.behind.get(key, ()):
-                    for found in list(self._index.get(follower, ())):
+                    for found in list(self._index.get(follower, {}).values()):
                         lost.append(follower)
                         self._forget(found)
 
     def _forget(self, found):
-        self._index[found.key].remove(found)
+        del self._index[found.key][found.blocks.tobytes()]
         if not self._index[found.key]:
             del self._index[found.key]
         for block in found.blocks.tolist():
-            self._entries_of_block[block].remove(found)
+            del self._entries_of_block[block][found]
             if not self._entries_of_block[block]:
                 del self._entries_of_block[block]
                 if block in self._evictable:
@@ -91,7 +91,7 @@ class Merges(kvref.PrefixCache):
         for entry, key in enumerate(self._committed[int(sequence)].keys[known:], known):
             there, own = self.pool.find(key), self._tables.at(table, np.arange(len(layers)), entry)
             if there is not None and not np.array_equal(there.blocks, own):
-                mine = next(found for found in self.pool._index[key] if np.array_equal(found.blocks, own))
+                mine = next(found for found in self.pool._index[key].values() if np.array_equal(found.blocks, own))
                 ForgetsWhatFollows._forget(self.pool, mine)
                 self.pool.share_many(there.blocks)
                 for layer, block in zip(layers, there.blocks.tolist(), strict=True):

@@ -173,7 +173,7 @@ def test_hundreds_of_sequences_of_many_layers_are_as_many_as_fit():
 def test_a_cache_without_counts_is_served():
     """Also one that appends one token per call, through append alone."""
     for names in (("create", "drop", "write", "gather"), ("create", "drop", "append", "length", "read")):
-        broken, figures = served({"num_blocks": {"most": 256}}, {f"paged.{name}" for name in names}, 200)
+        broken, figures = served({"num_blocks": {"most": 256}}, {f"paged.{name}" for name in names}, 600)
         assert broken is None and figures.tokens_checked and figures.refused
 
 

@@ -135,10 +135,10 @@ class Mine:
         (["-o", "site"], "expected RESULTS.json, one or more files that kvref check --json wrote"),
         (["--script", "trace.jsonl", "a", "b"], "--script: expected one NAME, got a, b"),
         (["--script", "trace.jsonl", "-o", "site"], "--script: expected no --output"),
-        (["--script", "none.jsonl", "a"], "No such file"),
+        (["--script", "none.jsonl", "a"], "--script: no file none.jsonl (kvref check writes "),
         (["--script", "trace.jsonl", "exec:touch started"], "--script: expected an implementation in Python, got exec:"),
         (["--since", "empty", "now.json"], "--since: no JSON file in empty"),
-        (["--since", "none.json", "now.json"], "No such file"),
+        (["--since", "none.json", "now.json"], "--since: no file none.json (kvref check NAME "),
     ],
 )
 def test_what_cannot_be_done_is_a_line(folder, words, message):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 import weakref
@@ -9,9 +10,13 @@ import weakref
 import pytest
 
 from kvref_conformance.drivers import resource_limits
+from kvref_conformance.drivers.process_group import ProcessGroup
+from kvref_conformance.drivers.processor_wait import processor_wait, total_wait
 from kvref_conformance.drivers.resource_limits import ALARM_INTERVAL, TimedOut, memory_limit, time_limit
 
-PARTS = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
+PARTS = {
+    each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit.extend, time_limit._leave)
+}
 
 
 @pytest.fixture
@@ -46,6 +51,25 @@ def _without_end(seconds, first):
 def test_what_takes_too_long_is_stopped(alarms):
     stopped_after(0.01)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_time_in_which_the_process_waits_for_a_processor_is_not_counted(monkeypatch):
+    waited = iter([100.0, 100.2, *[100.2] * 1000])
+    monkeypatch.setattr(resource_limits, "total_wait", lambda: next(waited))
+    began = time.monotonic()
+    stopped_after(0.05)
+    assert time.monotonic() - began > 0.24
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/PID/schedstat")
+def test_the_waits_of_this_process_and_of_its_programs_are_read():
+    program = ProcessGroup([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        own, both = processor_wait(os.getpid()), total_wait()
+        assert 0 <= own <= both <= processor_wait(os.getpid()) + processor_wait(program.process.pid)
+    finally:
+        program.end()
+    assert total_wait() >= own and processor_wait(program.process.pid) == 0
 
 
 def test_a_timer_that_was_running_goes_on_with_the_time_it_had_left(alarms):

@@ -5,9 +5,17 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from bugs.plant import in_source
 from commandline import kvref
 
+from kvref import backend
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.runner.capabilities import probe_operations
+from kvref_conformance.runner.check_runner import CheckRunner
+from kvref_conformance.soak import cache_soak
+from kvref_conformance.soak.cache_soak import run_soak
 from kvref_conformance.soak.cache_workload import (
+    EDITS,
     Workload,
     WorkloadEvent,
     merge_steps_into_prompts,
@@ -63,7 +71,7 @@ def test_a_wrong_cache_is_named_and_kept(kvref, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     done = kvref("soak", "wrong:Wraps", "--family", "paged", "--minutes", "0.1")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "which is keys[" in done.stdout or "which is values[" in done.stdout
+    assert "\n    expected " in done.stdout and "\n    got      " in done.stdout
     assert "not conformant: breaks LAW-18 (paged)" in done.stdout
     trace = tmp_path / ".kvref/failures/LAW-18-paged-wrong+Wraps.jsonl"
     assert json.loads(trace.read_text().splitlines()[0])["judge"] == "model"
@@ -76,6 +84,68 @@ def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
     done = kvref("soak", "wrong:Tires", "--family", "paged", "--minutes", "0.1")
     assert done.returncode == 1
     assert "the process ended with exit code 3" in done.stdout
+
+
+def test_it_shows_what_it_called_and_what_it_did_not(kvref, tmp_path):
+    done = kvref("soak", "numpy", "--family", "contiguous", "--minutes", "0.05", "--json", "out.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "contiguous calls: append " in done.stdout
+    assert "contiguous not exercised: " in done.stdout and "reorder" in done.stdout
+    (family,) = json.loads((tmp_path / "out.json").read_text())["families"]
+    assert family["operations"]["truncate"] and "reorder" in family["not_exercised"]
+
+
+def test_a_soak_of_a_paged_cache_calls_every_operation():
+    for family in ("paged", "prefix"):
+        judge = CheckRunner(OnBackend(backend("numpy")))
+        soaked = run_soak(judge, family, 0, 60.0, 700)
+        assert soaked.failure is None and soaked.figures.refused
+        provided = {op.partition(".")[2] for op in probe_operations(judge, [family])[family].operations}
+        assert provided <= set(soaked.figures.operations)
+
+
+# Bugs that a soak of seconds has to find: in fork, truncate, release, drop, save, and in calls without room.
+OWNER, PAGES, TABLES = (
+    "kvref.block_sequences.BlockOwner.",
+    "kvref.block_sequences.PagedSequences.",
+    "kvref.block_tables.BlockTables.",
+)
+CUT, RELEASE = OWNER + "_set_lengths", PAGES + "release_before"
+SOAKED = {
+    "a write to a shared block changes the fork": (
+        OWNER + "_needs_copy", "self.pool.shared(blocks)", "np.zeros(np.shape(blocks), bool)",
+    ),
+    "a fork forgets the last token": (
+        TABLES + "fork", "self.lengths[table], self", "self.lengths[table] - 1, self",
+    ),
+    "truncate frees the last block too": (
+        CUT, "self._tables.entries_for(int(self._tables.lengths[table].max()))",
+        "int(self._tables.lengths[table].max()) // self._tables.block_size",
+    ),
+    "truncate changes nothing": (CUT, "= lengths", "= self._tables.lengths[table]"),
+    "release frees one block too many": (RELEASE, "table, position", "table, 1 + position"),
+    "release frees nothing": (RELEASE, "self.pool.free_many(", "("),
+    "drop frees nothing of the first block": (TABLES + "close", "self.cut(table, 0)", "self.cut(table, 1)"),
+    "a call without room loses blocks": (
+        OWNER + "_make_writable", "raise OutOfBlocks", "self.pool._num_free -= 1; raise OutOfBlocks",
+    ),
+    "a step without room adds a token": (
+        "kvref.paged.PagedCache.append_step", "self._make_writable(",
+        "self._tables.lengths[tables[:1]] += 1; self._make_writable(",
+    ),
+    "save swaps the layers": (
+        "kvref.paged.PagedCache.contents", "self._token_spans(table, extent, part))",
+        "self._token_spans(table, extent, part)[2:] + self._token_spans(table, extent, part)[:2])",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", SOAKED.values(), ids=SOAKED)
+def test_a_short_soak_finds(plant, monkeypatch):
+    in_source(monkeypatch, *plant)
+    monkeypatch.setattr(cache_soak, "SHRINK_SECONDS", 0)
+    soaked = run_soak(CheckRunner(OnBackend(backend("numpy"))), "paged", 0, 60.0, 700)
+    assert soaked.failure is not None and soaked.failure.violation is not None
 
 
 @pytest.mark.parametrize(
@@ -142,7 +212,7 @@ def test_the_same_seed_gives_the_same_workload():
 
 def test_a_workload_has_everything_in_it():
     events = run(0)
-    assert {event.kind for event in events} == {"admit", "step", "look", "drop"}
+    assert {event.kind for event in events} == {"admit", "step", "look", "drop", *EDITS}
     assert any(event.shared for event in events)
     lengths = [event.tokens for event in run(0, 20_000) if event.kind == "admit"]
     assert max(lengths) > 4 * min(lengths)

@@ -6,15 +6,28 @@ from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
 from kvref.backend import ReferenceBackend, backend
+from kvref.errors import PositionOutOfRange
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.findings import Search
 from kvref_conformance.fuzz.hypothesis_runner import families_with_machine, run_machine
-from kvref_conformance.fuzz.state_coverage import count_reached_states, reached_states
+from kvref_conformance.fuzz.pair_coverage import all_pairs, pairs_in, why_impossible
+from kvref_conformance.fuzz.state_coverage import count_pairs, count_reached_states, random_sequences, reached_states
 from kvref_conformance.fuzz.state_registry import STATES
 from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.oracle.expectations import UnjudgedReply
+from kvref_conformance.oracle.model_runner import ModelRunner
 
-LEAST = 3  # in 100 call sequences, so that a change to a machine that no longer reaches a state is noticed
+SEQUENCES = {
+    "paged": 300,
+    "prefix": 300,
+    "grouped": 200,
+    "recurrent": 200,
+    "engine": 300,
+    "blocks": 200,
+}  # number of call sequences; others: 100
+LEAST = 1  # sequences that must reach a state
 
 
 @pytest.mark.parametrize(
@@ -29,10 +42,26 @@ def test_a_hypothesis_without_a_replaced_method_is_refused(monkeypatch, kind, na
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # extreme numbers
 @pytest.mark.parametrize("family", families_with_machine())
-def test_a_machine_meets_every_state_of_its_family(family):
-    counted, sequences = count_reached_states(OnBackend(backend("numpy")), family)
-    assert sequences >= 100
-    assert {name: count for name, count in counted.items() if count < LEAST} == {}
+def test_a_machine_meets_the_states_and_the_pairs_of_operations_of_its_family(family):
+    examples = SEQUENCES.get(family, 100)
+    sequences = random_sequences(OnBackend(backend("numpy")), family, examples=examples)
+    assert len(sequences) > examples * 9 // 10  # a few begin with an error
+    assert {name: count for name, count in count_reached_states(family, sequences).items() if count < LEAST} == {}
+    met, possible = set(count_pairs(family, sequences)), {pair for pair in all_pairs(family) if not why_impossible(pair)}
+    assert met <= possible
+    assert len(possible - met) <= 1 + len(all_pairs(family)) // 30  # a few can be missing by chance
+    named = {clause for sequence in sequences[:40] for clause in named_clauses(sequence)}
+    assert named <= set(all_families()[family].speaks_for)
+
+
+def named_clauses(sequence):
+    """The clauses that a wrong reply to one of the calls would break."""
+    models = ModelRunner("exact")
+    for exchange in sequence:
+        expected = models.expect(exchange.request)
+        models.judge(exchange, expected)
+        if not isinstance(expected, UnjudgedReply):
+            yield expected.clause
 
 
 def rows(count, heads=1, dim=2):
@@ -47,6 +76,25 @@ def subject():
 def paged(subject, **changes):
     sizes = {"num_blocks": 6, "block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"}
     return subject.new("paged", **sizes | changes)
+
+
+def test_a_pair_needs_a_common_sequence_and_nothing_read_between(subject):
+    cache = paged(subject)
+    first, second = cache.create(), cache.create()
+    cache.write(first, 0, 0, rows(3), rows(3))
+    cache.truncate(second, 0)  # another sequence
+    cache.truncate(first, 2)
+    cache.length(first, 0)
+    cache.release_before(first, 2)
+    cache.drop(cache.fork(first))
+    with pytest.raises(PositionOutOfRange):
+        cache.truncate(second, 9)
+    cache.drop(second)
+    found = {(a.split(".")[1], b.split(".")[1]): states for (a, b), states in pairs_in("paged", subject.call_trace).items()}
+    assert found == {
+        ("create", "create"): set(), ("release_before", "fork"): {"after a release"},
+        ("fork", "drop"): {"after a release", "after a fork"},
+    }  # fmt: skip
 
 
 def test_a_drop_of_an_empty_sequence_is_no_state(subject):

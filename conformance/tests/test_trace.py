@@ -324,7 +324,8 @@ def test_a_machine_speaks_only_for_clauses_its_family_is_checked_by():
     written_out = {(check.clause, check.family) for check in all_checks() if check.run}
     for family, clauses in ((each.name, each.speaks_for) for each in all_families().values() if each.state_machine):
         for clause in clauses:
-            assert (clause, family) in written_out, f"{clause} has no check of {family}"
+            # No hand-written check covers the errors of `hosted`: its state machine alone makes calls with invalid arguments.
+            assert (clause, family) in written_out or family == "hosted", f"{clause} has no check of {family}"
 
 
 def test_the_zoo_offers_one_for_each_family():

@@ -222,7 +222,7 @@ def test_clauses_may_be_named_one_by_one_or_together():
         (("BUF-07,PAGD-*",), "PAGD-*: no clause matches: did you mean PAGED-*?"),
         (("PAGED",), "PAGED: no clause matches: did you mean PAGED-*?"),
         (("zebra",), "zebra: no clause matches"),
-        (("PAGED-01,TIER-01", "paged"), "TIER-01: no check in family paged, only in tiered"),
+        (("TIER-02,TIER-01", "paged"), "TIER-02,TIER-01: no check in family paged, only in tiered"),
         (("TIER-*", "paged"), "TIER-*: no check in family paged, only in tiered"),
     ],
 )

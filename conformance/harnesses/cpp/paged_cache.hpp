@@ -75,19 +75,19 @@ public:
         Sequence& layers = found(sequence);
         const std::int64_t gap = stop - start;
         std::vector<Span> written;
+        std::vector<Tokens> moved(layers.size());
         std::int64_t longest = 0;
         for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
             const std::int64_t end = layers[layer].length - gap;
             written.push_back({sequence, layer, start, end});
             longest = std::max(longest, end);
+            for (std::int64_t position = stop; position < layers[layer].length; ++position) take(layers[layer], position, moved[layer]);
+            if (rotary) rotary->turn(moved[layer].keys, config_.head_dim, -gap);
         }
         prepare({}, written);
-        for (Layer& layer : layers) {
-            Tokens moved;
-            for (std::int64_t position = stop; position < layer.length; ++position) take(layer, position, moved);
-            if (rotary) rotary->turn(moved.keys, config_.head_dim, -gap);
-            for (std::int64_t i = 0; i < moved.count; ++i) put(layer, start + i, moved, i);
-            layer.length -= gap;
+        for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+            for (std::int64_t i = 0; i < moved[layer].count; ++i) put(layers[layer], start + i, moved[layer], i);
+            layers[layer].length -= gap;
         }
         cut(layers, blocks_for(longest));
     }

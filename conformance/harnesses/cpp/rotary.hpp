@@ -12,7 +12,7 @@ struct Rotary {
     double theta;
     bool pairs;  // pairs are numbers 2 i and 2 i + 1; otherwise i and i + D / 2
 
-    // Rotates keys [..., dim] by a number of positions, which can be negative.
+    // Rotates keys [..., dim] by a number of positions, which can be negative. Throws NonFinite if a key becomes infinite.
     void turn(Floats& keys, std::int64_t dim, std::int64_t by) const {
         const std::int64_t half = dim / 2;
         for (std::int64_t i = 0; i < half; ++i) {
@@ -23,6 +23,9 @@ struct Rotary {
                 const float x = keys[at + first], y = keys[at + second];
                 keys[at + first] = x * cos - y * sin;
                 keys[at + second] = y * cos + x * sin;
+                if (std::isinf(keys[at + first]) || std::isinf(keys[at + second])) {
+                    throw KVError("NonFinite", "keys: expected finite numbers after the rotation, got infinity");
+                }
             }
         }
     }

@@ -142,6 +142,10 @@ class Case:
         vague = [number for number, want in enumerate(self.expected_answers) if want is not None and said[number] is None]
         return sum(not self._blank(said, number) for number in vague)
 
+    def is_earlier_state(self, other: RequestHistory) -> bool:
+        """Whether a history is that of this request before some of its tokens were removed."""
+        return other.ended and other.name.startswith(f"{self.request.name} before ")
+
     def oracle_of(self, other: RequestHistory) -> Oracle:
         if other is self.request:
             return self.clean_oracle

@@ -15,6 +15,7 @@ from kvref_canary.diagnosis.candidates import MIN_BITS, ShiftedMatch, shifted_ma
 from kvref_canary.diagnosis.case import Case, RequestHistory
 from kvref_canary.diagnosis.hypotheses import rank_hypotheses
 from kvref_canary.diagnosis.report import Diagnosis
+from kvref_canary.diagnosis.wide_search import wide_hypotheses
 
 EQUAL_BITS = 3.0  # bits between explanations that fit equally
 NEAR_POSITIONS = 3  # positions
@@ -35,6 +36,7 @@ def diagnose(
         return None
     found = shifted_matches(case)
     fits = [each for each in rank_hypotheses(case, found) if each.score >= MIN_BITS]
+    fits = fits or [each for each in wide_hypotheses(case) if each.score >= MIN_BITS]
     best = max((each.score for each in fits), default=0.0)
     fits = sorted((each for each in fits if each.score > best - EQUAL_BITS), key=lambda each: -each.score)
     if not fits or any(each.naming_cost < MIN_BITS for each in fits):

@@ -47,7 +47,7 @@ def rank_hypotheses(case: Case, found: list[ShiftedMatch]) -> Iterator[Hypothesi
     yield from _token_hypotheses(case, found)
     moments = [moment for moment in _likely_moments(case) if moment <= case.first_query]
     for change, finding, name in _candidate_changes(case, found):
-        for layers in _layer_sets(case):
+        for layers in layer_sets(case):
             if finding.kind == "layer" and any(map(case.canary.looks_up, (*layers, finding.shift))):
                 continue
             whole = finding.kind in ("unreadable", "turned") or (finding.kind in SHIFTED_KINDS and finding.shift != 0)
@@ -58,8 +58,14 @@ def rank_hypotheses(case: Case, found: list[ShiftedMatch]) -> Iterator[Hypothesi
             if finding.kind == "swapped" and fit and not fit.damage.start < finding.stop - finding.shift < fit.damage.stop:
                 continue  # only one of the two blocks was read
             if fit is not None:
-                cost = KIND_COST + PLACE_COST + ODD_COST * _count_odd_facts(case, fit) + math.log2(1 + case.canary.num_layers)
-                yield _score_hypothesis(case, fit.said, cost, _add_place(case, finding, fit), name)
+                yield score_corruption(case, fit, finding, name)
+
+
+def score_corruption(case: Case, fit: CorruptionExtent, finding: Diagnosis, name: float, shift: int | None = None) -> Hypothesis:
+    """The hypothesis of a fitting damage. name: see _score_hypothesis. shift: that of the finding, if it is not set yet."""
+    finding = finding if shift is None else replace(finding, shift=shift)
+    cost = KIND_COST + PLACE_COST + ODD_COST * _count_odd_facts(case, fit) + math.log2(1 + case.canary.num_layers)
+    return _score_hypothesis(case, fit.said, cost, _add_place(case, finding, fit), name)
 
 
 def _score_hypothesis(case: Case, said: Answers, cost: float, finding: Diagnosis, name: float = 0.0) -> Hypothesis:
@@ -69,7 +75,7 @@ def _score_hypothesis(case: Case, said: Answers, cost: float, finding: Diagnosis
     return Hypothesis(finding, evidence - name - cost - VAGUE_COST * case.num_undetermined(said), named)
 
 
-def _layer_sets(case: Case) -> list[tuple[int, ...]]:
+def layer_sets(case: Case) -> list[tuple[int, ...]]:
     """Return all layers together, and each alone. If the last layer recalls, damage in all layers shows in the last one."""
     layers = range(case.canary.num_layers)
     single: list[tuple[int, ...]] = [(layer,) for layer in layers]
@@ -133,8 +139,10 @@ def _candidate_changes(case: Case, found: list[ShiftedMatch]) -> Iterator[tuple[
         own = run.source is case.request
         oracle = None if own else case.oracle_of(run.source)
         kind = "own" if own else "earlier occupant" if run.source.ended else "another"
+        stale = run.shift > 0 and case.is_earlier_state(run.source)
         for number, part in enumerate(PARTS if run.shift or canary.recalls else PARTS[:1]):
-            finding = Diagnosis(kind, name, part=part, other=None if own else run.source.name, shift=run.shift)
+            named = "stale" if stale and part == "values" else kind
+            finding = Diagnosis(named, name, part=part, other=None if own else run.source.name, shift=run.shift)
             yield entries_of(oracle, run.shift, part), finding, run.selection_cost(case) + number
         if own and run.shift % BLOCK_SIZES[0] == 0:
             by, place = abs(run.shift), int(case.places[case.wrong[0], -1])
@@ -148,7 +156,7 @@ def _window_hypotheses(case: Case) -> Iterator[Hypothesis]:
     """Try windows that are off by one or two tokens, in each layer and in all. A still wider window gives the same tokens."""
     windows = case.canary.windows
     for by in (-2, -1, 1):
-        for layers in _layer_sets(case):
+        for layers in layer_sets(case):
             if all(windows[layer] is None for layer in layers):
                 continue
             seen = tuple(

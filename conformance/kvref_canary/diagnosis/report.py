@@ -6,6 +6,7 @@ BLOCK_SIZES = (256, 128, 64, 32, 16, 8)
 SENTENCES = {
     "another": "{request} read {there} of {other} instead of its own {here}",
     "earlier occupant": "{request} read {there} of {other}, which had ended, instead of its own {here}",
+    "stale": "values at {here} of {request} are stale: they were computed for {other}, at {there}",
     "own": "{request} read its own {there} instead of {here}: shifted by {shift}",
     "swapped": "{request} read {here} with two neighboring blocks of {shift} tokens swapped",
     "zeros": "{request} read zeros at {here}",
@@ -25,10 +26,11 @@ SENTENCES = {
 class Diagnosis:
     """What the engine read instead of the right entries. request, other: names of requests, such as "request 7".
 
-    kind: "another" (entries of another request), "earlier occupant" (entries of a request that had ended), "own" (entries of this
-    request at other positions), "swapped" (its own blocks), "zeros", "unreadable" (keys that match no query), "turned" (wrongly
-    rotated keys), "layer", "head", "heads" (exchanged cyclically), "window", "dropped", "twice", "left over" (tokens),
-    "several" (see candidates), or "unknown" (see clue).
+    kind: "another" (entries of another request), "earlier occupant" (entries of a request that had ended), "stale" (values
+    of this request that were computed before tokens were removed), "own" (entries of this request at other positions), "swapped"
+    (its own blocks), "zeros", "unreadable" (keys that match no query), "turned" (wrongly rotated keys), "layer", "head", "heads"
+    (exchanged cyclically), "window", "dropped", "twice", "left over" (tokens), "several" (see candidates), or "unknown" (see
+    clue).
 
     layers, heads: those that show the damage; empty if all do. hidden: other layers may be damaged too, but no query shows it.
     start, stop: the positions [start, stop), as far as wrong ones were read. open: the damage may extend past stop. within: the
@@ -95,6 +97,6 @@ class Diagnosis:
             text = ", in every layer"
         if self.heads:
             text += ", in kv head " + " and ".join(map(str, self.heads))
-        if self.part == "values":
+        if self.part == "values" and self.kind != "stale":
             text += ", values only"
         return text + (f", after {self.after}" if self.after else "")

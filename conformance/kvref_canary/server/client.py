@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from kvref_canary.server.errors import ServerError
+from kvref_canary.server.errors import NOT_CONNECTED, ServerError
 from kvref_canary.server.sse import data_lines
 
 CONNECT_TIMEOUT = 5.0  # seconds
@@ -95,8 +95,9 @@ class HttpClient:
                 begun = False
                 await asyncio.sleep(_retry_after(response.headers.get("retry-after", "")))
         except httpx.TimeoutException as error:
-            where = "to the connection attempt" if isinstance(error, httpx.ConnectTimeout) else f"for {self.silence:g} s"
-            raise ServerError(f"no answer {where}: {type(error).__name__}", "no answer") from None
+            if isinstance(error, httpx.ConnectTimeout):
+                raise ServerError("no answer to the connection attempt: ConnectTimeout", NOT_CONNECTED) from None
+            raise ServerError(f"no answer for {self.silence:g} s: {type(error).__name__}", "no answer") from None
         except httpx.ConnectError as error:
             raise ServerError(f"no connection: {one_line(str(error))}", "no connection") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:

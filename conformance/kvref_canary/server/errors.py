@@ -2,6 +2,8 @@
 
 NO_ROOM_STATUSES = (429, 503)  # statuses of a server that has no room at the moment
 
+NOT_CONNECTED = "no connection in time"  # the kind of an error after which it is unknown how the server would have replied
+
 
 class ServerError(Exception):
     """A reply that is no completion, or no reply. The message is one line."""

@@ -9,7 +9,7 @@ from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
 from kvref_canary.files import vocabulary
 from kvref_canary.server.client import HttpClient, one_line
 from kvref_canary.server.completions import CompletionClient, PromptEncoding
-from kvref_canary.server.errors import ServerError
+from kvref_canary.server.errors import NOT_CONNECTED, ServerError
 from kvref_conformance.exceptions import CannotRun, NotOffered
 
 # Every request format that can deliver the tokens of a prompt unchanged, the simplest first.
@@ -77,7 +77,7 @@ async def _select_model(client: HttpClient, model: str | None) -> tuple[str | No
     try:
         said = await client.get("/models")
     except ServerError as error:
-        if error.kind in ("no connection", "no answer"):
+        if error.kind in ("no connection", NOT_CONNECTED, "no answer"):
             raise CannotRun(f"{client.url}: {error}") from None
         return model, []
     listed = _model_ids(said)
@@ -105,7 +105,7 @@ async def _failed_stage(asker: CompletionClient) -> tuple[int, str] | None:
         except NotOffered as missing:
             return REFUSED_REQUEST, str(missing)
         except ServerError as error:
-            return (NO_ANSWER if error.kind in ("no connection", "no answer") else REFUSED_REQUEST), str(error)
+            return (NO_ANSWER if error.kind in ("no connection", NOT_CONNECTED, "no answer") else REFUSED_REQUEST), str(error)
         told = answer.prompt_tokens
         if told is not None and told != len(prompt):
             why = "its tokenizer is not this canary's, or it adds tokens"

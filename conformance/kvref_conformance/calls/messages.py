@@ -15,6 +15,7 @@ import numpy as np
 from kvref import errors
 from kvref_conformance.calls.operation_table import operations
 from kvref_conformance.calls.source_location import raised_at
+from kvref_conformance.exceptions import printable
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
 
@@ -139,7 +140,7 @@ def to_call_error(error: BaseException) -> CallError:
         said = str(error)
     except Exception:  # `__str__` raises; the failure is still reported
         said = "an exception that cannot be printed"
-    return CallError(next(known, type(error).__name__), said, raised_at(error))
+    return CallError(printable(next(known, type(error).__name__)), printable(said), raised_at(error))
 
 
 def summarize_arrays(value: Any) -> Any:
@@ -214,14 +215,14 @@ def format_value(value: Any) -> str:
             else f"{array.dtype}({_format_array(array)})"
         )
     if isinstance(value, tuple | list):
-        words = _format_list(value, format_value)
+        words = format_list(value, format_value)
         return f"({words})" if isinstance(value, tuple) else f"[{words}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {format_value(part)}' for name, part in value.items())}}}"
     return repr(value)
 
 
-def _format_list(values: Sequence[Any], show: Callable[[Any], str]) -> str:
+def format_list(values: Sequence[Any], show: Callable[[Any], str]) -> str:
     """The elements of a list, for a long list only the first few and the length."""
     if len(values) <= MAX_LIST_ITEMS:
         return ", ".join(map(show, values))
@@ -254,7 +255,7 @@ def format_calls(exchanges: Iterable[Exchange]) -> list[str]:
 def _format_call(exchange: Exchange, names: dict[int, str]) -> str:
     def shown(value: Any) -> str:
         if isinstance(value, list):
-            return f"[{_format_list(value, shown)}]"
+            return f"[{format_list(value, shown)}]"
         if isinstance(value, np.integer):
             return f"{value.dtype}({value})"  # the integer type can be the cause of a failure (LAW-20)
         return names.get(value.id, "?") if isinstance(value, ObjectReference | ReplyReference) else format_value(value)

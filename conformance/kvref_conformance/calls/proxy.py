@@ -26,9 +26,13 @@ class ObjectProxy:
         """The sizes that the object was created with."""
         return self._subject.configs[self.id]
 
-    def as_is(self, name: str, *args: Any) -> Any:
+    def as_is(self, name: str, *args: Any, **named: Any) -> Any:
         """Call a method and return its result without conversion to NumPy. For checks of memory."""
-        return self._call(name, args, {}, as_is=True)
+        return self._call(name, args, named, as_is=True)
+
+    def was_called(self, name: str) -> bool:
+        """Whether the operation was called on this or on another object of its family."""
+        return f"{self._family}.{name}" in self._subject.called
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], as_is: bool = False) -> Any:
         everything = dict(zip(operations(self._family)[name].parameters, args, strict=False)) | kwargs

@@ -7,6 +7,7 @@ failure can be printed, shrunk and replayed.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ from kvref_conformance.implementation_api import Implementation, Level
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, describe_formats
 from kvref_conformance.oracle.formats.small_floats import round_to
+
+
+class _Derivations(local):
+    """The operations that one thread is deriving."""
+
+    def __init__(self) -> None:
+        self.in_progress: list[str] = []
 
 
 class Subject(CallRecorder):
@@ -41,8 +49,9 @@ class Subject(CallRecorder):
         self.family, self.clause = family, clause
         self.limits = Limits(getattr(implementation, "limits", None), implementation.formats)
         self.derivations_used: dict[str, str] = {}  # the derived operations that were used, with a description of the derivation
+        self.declined: dict[str, str] = {}  # the operations that the implementation declined, with its last message
         self.judged: Any = None  # judges its calls, in a check that has sessions (testlib/session.py)
-        self._deriving: list[str] = []
+        self._derivations = _Derivations()
 
     @property
     def level(self) -> Level:
@@ -136,12 +145,14 @@ class Subject(CallRecorder):
         """
         if self.limits.declared:
             args = {name: self._round_argument(name, value) for name, value in args.items()}
+            self._require_different_sequences(op, args)
             if (parts := self._split_append(op, args)) is not None:
                 given = call_in_order(partial(self.call, op, on, part) for part in parts)
                 return None if given[0] is None else np.concatenate(given)
         try:
             return self.make(op, on, args, as_is)
         except OperationDeclined as declined:
+            self.declined[op] = str(declined)
             if on is None or as_is:
                 raise
             return self._derived(op, on, args, declined)
@@ -151,6 +162,13 @@ class Subject(CallRecorder):
         handed = self.limits.dtypes(self.family)[0]
         narrowed = isinstance(value, np.ndarray) and value.dtype == np.float32 and name not in FORMAT_ARRAYS
         return round_to(value, handed) if narrowed else value
+
+    def _require_different_sequences(self, op: str, args: Mapping[str, Any]) -> None:
+        """Raise NotOffered if a batch contains a sequence twice, and the limits exclude that."""
+        if op.endswith((".append", ".append_step")) and not self.limits.switch(self.family, "repeated_sequences"):
+            sequences = args.get("sequences", ())
+            if len(set(sequences)) < len(sequences):
+                raise NotOffered("a sequence twice in one batch, where its limits say repeated_sequences false")
 
     def _split_append(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Split an append into calls of as many tokens as the limits allow; None if no split is needed. Raises NotOffered."""
@@ -169,11 +187,12 @@ class Subject(CallRecorder):
         """Derive the operation. Raises the errors of the operations that it calls, and `declined` if no derivation applies."""
         handle = ObjectProxy(self, op.partition(".")[0], on)
         for way in derivations(op):
-            if op in self._deriving or self.clause == way.clause or (way.splits_appends and self.clause == "LAW-06"):
+            relied_on = self.clause == way.clause or (way.splits_appends and self.clause == "LAW-06")
+            if relied_on or op in self._derivations.in_progress:
                 continue
             before = dict(self.derivations_used)
             self.derivations_used.setdefault(op, f"{op} through {' and '.join(way.uses)}")
-            self._deriving.append(op)
+            self._derivations.in_progress.append(op)
             try:
                 return way.derive(handle, **args)
             except OperationDeclined:
@@ -182,7 +201,7 @@ class Subject(CallRecorder):
                 self.derivations_used = before
                 raise
             finally:
-                self._deriving.pop()
+                self._derivations.in_progress.pop()
         raise declined
 
 

@@ -13,7 +13,7 @@ from kvref_conformance.calls import interrupts
 from kvref_conformance.clauses import Clause
 from kvref_conformance.commands.check_list import list_checks, list_coverage
 from kvref_conformance.drivers.resource_limits import collect_rarely
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, require_file, suggest
 from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import call_timeout, require_folder, required_name, selected_name
@@ -40,6 +40,7 @@ from kvref_conformance.testlib.registry import Check
 
 def check(options: argparse.Namespace) -> int:
     options.name = selected_name(options) if options.list else required_name(options)
+    options.family = [family for each in options.family or [] for family in each.split(",")]
     options.timeout = call_timeout(options, options.name or "")
     _reject_contradictory_options(options)
     expected = _expected_failures(options)
@@ -50,16 +51,24 @@ def check(options: argparse.Namespace) -> int:
         return 0
     searched = options.seed, options.slow, options.real, options.examples, options.deep
     effort = Effort(*searched, options.timeout, keep_traces=options.traces is not None)
-    run_options = RunOptions(options.name, effort, options.family, options.isolate, options.stderr)
+    run_options = RunOptions(options.name, effort, _selected_families(options), options.isolate, options.stderr)
     collect_rarely()
     with closing(_make_judge(run_options)) as judge:
         if options.list:
             list_coverage(console, options, judge, chosen)
             return 0
-        with run_in_parallel(
-            judge, chosen, options.jobs or default_jobs(run_options, everything=_clause_pattern(options) == "*")
-        ):
-            results = _run_checks(options, run_options, judge, chosen, console.width)
+        jobs = options.jobs or default_jobs(run_options, everything=_clause_pattern(options) == "*")
+        with interrupts.defer_interrupts():  # Ctrl-C when the last check has ended must not lose the results
+            with run_in_parallel(judge, chosen, jobs):
+                results = _run_checks(options, run_options, judge, chosen, console.width)
+            return _report_results(options, run_options, judge, chosen, results, expected, console)
+
+
+def _report_results(
+    options: argparse.Namespace, run_options: RunOptions, judge: CheckRunner, chosen: dict[Clause, list[Check]],
+    results: list[Result], expected: dict[str, str], console: Console,
+) -> int:  # fmt: skip
+    """Print the table and the verdict, and write the files. Return the exit status. Raises CannotRun."""
     interrupted = len(results) < len(chosen)
     conclusion = overall_verdict(results, options.least_judged, interrupted)
     print_failures(console, results, run_options, options.all)
@@ -92,8 +101,10 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _reject_contradictory_options(options: argparse.Namespace) -> None:
-    if options.family is not None and options.family not in families():
-        raise CannotRun(f"--family: expected one of {', '.join(families())}, got {options.family!r}")
+    for family in options.family:
+        if family not in families():
+            known = ", ".join(families())
+            raise CannotRun(f"--family: expected one of {known}, got {family!r}{suggest(family, families())}")
     if not 0 <= options.least_judged <= 100:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
     for option, least in (("seed", 0), ("examples", 1), ("jobs", 1)):
@@ -116,12 +127,13 @@ def _reject_contradictory_options(options: argparse.Namespace) -> None:
 def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
     if not options.xfails or (options.update_xfails and not Path(options.xfails).exists()):
         return {}
+    require_file("--xfails", options.xfails, "--update-xfails writes it")
     return expected_failures.read_expected_failures(Path(options.xfails))
 
 
 def _select_checks(options: argparse.Namespace) -> dict[Clause, list[Check]]:
     try:
-        return select_checks(_clause_pattern(options), options.family)
+        return select_checks(_clause_pattern(options), _selected_families(options))
     except CannotRun as error:
         raise CannotRun(f"--clause {error}") from None
 
@@ -130,12 +142,18 @@ def _clause_pattern(options: argparse.Namespace) -> str:
     return ",".join(options.clause or ["*"])
 
 
+def _selected_families(options: argparse.Namespace) -> str | None:
+    """The families that were named, separated by commas, or None."""
+    return ",".join(options.family) or None
+
+
 def _make_judge(run_options: RunOptions) -> CheckRunner:
     judge = make_runner(run_options)
     interrupts.raise_if_interrupted()
-    if run_options.family and not offers(judge.implementation, run_options.family):
+    families = run_options.family.split(",") if run_options.family else []
+    if missing := [family for family in families if not offers(judge.implementation, family)]:
         judge.close()
-        raise CannotRun(f"{run_options.name}: nothing to test, it does not offer the family {run_options.family}")
+        raise CannotRun(f"{run_options.name}: nothing to test, it does not offer the family {' or '.join(missing)}")
     return judge
 
 
@@ -149,7 +167,7 @@ def _run_checks(
         arguments = ["--pyargs", "kvref_conformance.families", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
         arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.pytest_plugin", "--noconftest"]
         arguments += [f"--kvref={options.name}", f"--kvref-clause={_clause_pattern(options)}", f"--kvref-seed={options.seed}"]
-        arguments += [f"--kvref-family={options.family}"] if options.family else []
+        arguments += [f"--kvref-family={run_options.family}"] if run_options.family else []
         arguments += [f"--kvref-traces={options.traces}"] if options.traces else []
         arguments += [f"--kvref-xfails={options.xfails}"] if options.xfails and Path(options.xfails).exists() else []
         arguments += [f"--junitxml={options.junit}"] if options.junit else []
@@ -161,7 +179,9 @@ def _run_checks(
             code = pytest.main(arguments, plugins=[live])
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:
         raise CannotRun(f"pytest stopped with exit code {int(code)}")
+    if live.trouble and "\n" in live.trouble[0].strip():
+        raise RuntimeError(live.trouble[0].strip())  # the traceback of an error in the judge
     if live.trouble:
-        raise CannotRun(live.trouble[0].strip().splitlines()[-1])
+        raise CannotRun(live.trouble[0].strip())
     order = {clause.id: number for number, clause in enumerate(chosen)}
     return sorted(live.results, key=lambda result: order[result["clause"]])

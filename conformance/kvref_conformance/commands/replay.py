@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.exceptions import CannotRun, NotOffered
+from kvref_conformance.exceptions import CannotRun, NotOffered, require_file
 from kvref_conformance.implementations import call_timeout, selected_name
 from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.runner.options import Effort, RunOptions
@@ -17,6 +17,7 @@ from kvref_conformance.traces.format import read_trace
 
 
 def replay_trace(options: argparse.Namespace) -> int:
+    require_file("FILE", options.trace, "kvref check writes the traces of failures to .kvref/failures")
     trace = read_trace(Path(options.trace))
     name = selected_name(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
     effort = Effort(seed=trace.header.seed, slow=True, real=True, timeout=call_timeout(options, name))

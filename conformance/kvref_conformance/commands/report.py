@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.exceptions import CannotRun, NotOffered
+from kvref_conformance.exceptions import CannotRun, NotOffered, require_file
 from kvref_conformance.implementations import is_program
 from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.report.html import is_report, write_site
@@ -25,6 +25,7 @@ def make_report(options: argparse.Namespace) -> int:
     if options.script:
         if options.output or options.since:
             raise CannotRun(f"--script: expected no {'--output' if options.output else '--since'}")
+        require_file("--script", options.script, "kvref check writes the traces of failures to .kvref/failures")
         return _print_script(Path(options.script), options.results)
     if not (options.output or options.since):
         raise CannotRun("expected --output DIR for a report, --since OLD for a list of changes, or --script TRACE for a script")
@@ -34,6 +35,7 @@ def make_report(options: argparse.Namespace) -> int:
         _require_free_folder(Path(options.output))
     runs = _read_results(options.results)
     if options.since:
+        require_file("--since", options.since, f"kvref check NAME --json {options.since} writes it")
         _print_changes(_read_results(_result_files(Path(options.since))), runs)
     if options.output:
         page = write_site(Path(options.output), list(runs.values()))
@@ -57,6 +59,7 @@ def _read_results(results: Iterable[str]) -> dict[str, ResultFile]:
     runs: dict[str, ResultFile] = {}
     for said in results:
         label, path = _split_label(said)
+        require_file("RESULTS.json", str(path), f"kvref check NAME --json {path} writes it")
         run = ResultFile(path, read_json(path), label)
         if run.name in runs:
             raise CannotRun(

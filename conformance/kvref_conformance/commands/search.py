@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref_conformance.calls import interrupts
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, suggest
 from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.campaign import Campaign, CampaignListener, WorkerPool
 from kvref_conformance.fuzz.console import CampaignConsole, print_summary
@@ -36,6 +36,9 @@ def search_implementation(options: argparse.Namespace) -> int:
     seconds = _search_seconds(options)
     if options.seed < 0:
         raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
+    if options.family is not None and options.family not in all_families():
+        known = ", ".join(all_families())
+        raise CannotRun(f"--family: expected one of {known}, got {options.family!r}{suggest(options.family, all_families())}")
     if options.workers is not None and (options.workers < 1 or options.cluster):
         wanted = "no --cluster, which has its own workers" if options.cluster else f"at least 1, got {options.workers}"
         raise CannotRun(f"--workers: expected {wanted}")
@@ -75,7 +78,9 @@ def _make_scheduler(options: argparse.Namespace, corpus: Corpus, timeout: float)
     """Covers the offered families and continues from the corpus. Raises CannotRun if the implementation cannot be loaded."""
     judge = SubprocessRunner(options.name, Effort(timeout=timeout))
     judge.close()
-    families = [family for family in all_families() if offers(judge.implementation, family)]
+    families = [each for each in all_families() if offers(judge.implementation, each) and options.family in (None, each)]
+    if options.family and not families:
+        raise CannotRun(f"{options.name}: nothing to search, it does not offer the family {options.family}")
     machines = [family for family in families if all_families()[family].state_machine]
     checks = {family: len(places) for family in families if (places := check_indices(family))}
     scheduler = SeedScheduler(machines, checks, _merge_names(soak_families(), families), options.seed)

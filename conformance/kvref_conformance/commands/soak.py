@@ -13,16 +13,17 @@ from rich.text import Text
 from kvref_canary.server.url import SERVER_PREFIX
 from kvref_conformance.calls import interrupts
 from kvref_conformance.commands.soak_server import soak_server
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, suggest
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.implementations import call_timeout, require_folder, required_name
 from kvref_conformance.results import CheckResult
+from kvref_conformance.runner.capabilities import probe_operations
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, RunEnded
 from kvref_conformance.runner.options import Effort, RunOptions
 from kvref_conformance.runner.subprocess_runner import make_runner
 from kvref_conformance.soak.cache_console import print_figures, print_violation, progress_bar
 from kvref_conformance.soak.cache_soak import SoakStatistics, a_serving_workload, run_soak
-from kvref_conformance.soak.drivers import soak_families
+from kvref_conformance.soak.drivers import room_errors, soak_families
 from kvref_conformance.testlib.registry import Check
 from kvref_conformance.traces.paths import save_failure
 
@@ -36,7 +37,8 @@ def soak_implementation(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
     if options.family is not None and options.family not in soak_families():
-        raise CannotRun(f"--family: expected one of {', '.join(soak_families())}, got {options.family!r}")
+        known = ", ".join(soak_families())
+        raise CannotRun(f"--family: expected one of {known}, got {options.family!r}{suggest(options.family, soak_families())}")
     require_folder("json", options.json)
     if options.name.startswith(SERVER_PREFIX):
         return soak_server(options)
@@ -83,10 +85,16 @@ def _soak_family(
 ) -> Failure | None:
     check = Check("LAW-18", family, a_serving_workload)
     try:
+        status = judge.run(probe_operations, (family,))[family]
         soaked = judge.run(run_soak, family, options.seed, seconds)
     except RunEnded as ended:  # only the last call is known
         return Failure(check, ended.call_trace, ended.violation)
-    latest[family] = soaked.figures
+    latest[family], called = soaked.figures, soaked.figures.operations
+    if not soaked.figures.not_offered:
+        names = [op.partition(".")[2] for op in status.operations]
+        soaked.figures.not_exercised = [name for name in names if name not in called]
+        if not soaked.figures.refused and room_errors(family):
+            soaked.figures.not_exercised.append("a call without room")
     if soaked.failure is None or soaked.failure.violation is None:
         return None
     return Failure(check, soaked.failure.call_trace, soaked.failure.violation)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, require_file
 from kvref_conformance.implementations import selected_name
 from kvref_conformance.runner.check_runner import shorten_calls
 from kvref_conformance.runner.options import Effort, RunOptions
@@ -28,9 +28,13 @@ def compare_vectors(options: argparse.Namespace) -> int:
         return _write_vectors(Path(options.output), console)
     if name is None:
         raise CannotRun("--check: expected also a NAME or --exec COMMAND, the implementation to compare with the vectors")
-    judge = make_runner(RunOptions(name, Effort(timeout=options.timeout)))
+    require_file("--check", options.check, f"kvref vectors -o {options.check} writes vectors")
+    held, judge = list[VectorResult](), make_runner(RunOptions(name, Effort(timeout=options.timeout)))
     try:
-        held = list(check_vectors(Path(options.check), judge))
+        with Console(stderr=True).status("reading vectors") as status:
+            for result in check_vectors(Path(options.check), judge):
+                held.append(result)
+                status.update(f"{len(held)} files compared, the last one is {result.file}")
     finally:
         judge.close()
     failed = [each for each in held if each.verdict == "failed"]
@@ -49,8 +53,9 @@ def _write_vectors(folder: Path, console: Console) -> int:
         raise CannotRun(f"-o: expected a folder, got the file {folder}")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
         raise CannotRun(f"-o: {folder} is not empty and has no {MANIFEST}: expected a new or empty folder, or older vectors")
-    made = make_vectors()
-    made.write(folder)
+    with Console(stderr=True).status("making vectors from the reference: this takes some minutes"):
+        made = make_vectors()
+        made.write(folder)
     size = sum(map(len, made.files.values())) / 1e6
     console.print(f"{folder}: {len(made.traces)} traces and {len(made.formats)} formats, {size:.1f} MB; {MANIFEST} lists them")
     console.print(f"left out: {len(made.left_out)} checks that a file cannot express; {MANIFEST} gives the reason for each")

@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 import kvref_zoo
-from kvref_conformance.exceptions import CannotRun
+from kvref_conformance.exceptions import CannotRun, suggest
 from kvref_conformance.runner.zoo_report import judge_member
 
 
 def show_zoo(options: argparse.Namespace) -> int:
     unknown = [name for name in options.names if name.removeprefix("zoo:") not in kvref_zoo.names()]
     if unknown:
-        raise CannotRun(f"no member of the zoo {unknown[0]!r} (kvref zoo lists all)")
+        raise CannotRun(f"no member of the zoo {unknown[0]!r}{suggest(unknown[0], kvref_zoo.names())} (kvref zoo lists all)")
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("member", "clause"):

@@ -17,7 +17,7 @@ from kvref import errors
 from kvref_conformance.calls.messages import KNOWN_KINDS, ObjectReference
 from kvref_conformance.calls.operation_table import operations, result_protocol
 from kvref_conformance.drivers.resource_limits import TIMEOUT_AFTER_HANG, TimedOut, time_limit
-from kvref_conformance.drivers.subprocess_pipe import MAX_LINE_BYTES, PipeClosed, SubprocessPipe, quote_output
+from kvref_conformance.drivers.subprocess_pipe import MAX_LINE_BYTES, LineTooLong, PipeClosed, SubprocessPipe, quote_output
 from kvref_conformance.exceptions import NotOffered, ProcessDeath
 from kvref_conformance.families import names
 from kvref_conformance.implementation_api import ExternalImplementation, Level, NDArray
@@ -25,6 +25,7 @@ from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.traces.json_codec import NotSerializable, from_wire, to_wire
 
 PROTOCOL = 1
+TOO_LONG = f"arrays of more than {MAX_LINE_BYTES >> 20} MiB over a pipe"
 START_TIMEOUT = 30.0  # seconds until the reply to "hello"; TIMEOUT_AFTER_HANG after it was late once
 
 
@@ -94,9 +95,11 @@ class JsonClient(ExternalImplementation):
         id = next(self._ids)
         line = _encode_request(id, op, on, args)
         if len(line) > MAX_LINE_BYTES:
-            raise NotOffered(f"arrays of more than {MAX_LINE_BYTES >> 20} MiB over a pipe")
+            raise NotOffered(TOO_LONG)
         try:
             came = self._pipe.ask(line)
+        except LineTooLong:
+            raise NotOffered(TOO_LONG) from None
         except PipeClosed as lost:
             raise ProcessDeath(op, "a reply", f"none: {lost}") from None
         try:
@@ -124,6 +127,10 @@ class RemoteObject:
 
     def __init__(self, program: JsonClient, id: int) -> None:
         self._program, self.id = program, id
+
+    def settle(self) -> None:
+        """Make freed blocks allocatable. Called only if the program declares the limit `settle`."""
+        self._program.call(f"{self.family}.settle", self.id, {})
 
     def _call(self, name: str, *args: Any, **named: Any) -> Any:
         operation = operations(self.family)[name]

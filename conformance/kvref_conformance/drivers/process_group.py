@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvref_conformance.calls import interrupts
+from kvref_conformance.drivers.processor_wait import add_process, remove_process
 
 
 def describe_exit(code: int | None) -> str:
@@ -29,6 +30,7 @@ class ProcessGroup:
         """Start the process. options: arguments of subprocess.Popen. Raises OSError."""
         # In its own session, Ctrl-C in a terminal does not reach it; the judge ends it in good order.
         self.process: subprocess.Popen[bytes] = subprocess.Popen(command, start_new_session=True, **options)
+        add_process(self.process.pid)
         self._end = weakref.finalize(self, _kill, self.process)  # kills at most once: the process id may be reused later
         _running.add(self)
 
@@ -56,6 +58,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     else:
         process.kill()
     process.wait()
+    remove_process(process.pid)
     for stream in (process.stdin, process.stdout):
         if stream:
             stream.close()

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kvref_conformance.drivers.processor_wait import total_wait
+
 TIMEOUT = 10.0  # seconds per call (default)
 SERVER_TIMEOUT = 60.0  # seconds per call to a server, which may be serving other clients
 TIMEOUT_AFTER_HANG = 1.0  # seconds per call of an operation that hung before
@@ -45,7 +47,7 @@ class CallTimeouts:
 
 
 class time_limit:
-    """Raise TimedOut inside the block after the given number of seconds.
+    """Raise TimedOut inside the block after the given number of seconds, less the time that the process waited for a processor.
 
     A timer that was running before (for example of pytest-timeout) is stopped and restored afterwards with its remaining time;
     if that has passed, it fires at once. Do not use this class in a generator-based context manager: the alarm could interrupt
@@ -76,7 +78,7 @@ class time_limit:
             self._since = time.monotonic()
             signal.signal(signal.SIGALRM, _on_alarm)
             time_limit._alarm = math.inf
-        self.deadline = time.monotonic() + self.seconds
+        self.deadline, self._waited = time.monotonic() + self.seconds, total_wait()
         time_limit._innermost = self
         self.arm()
 
@@ -92,6 +94,12 @@ class time_limit:
         if self.deadline < time_limit._alarm:
             time_limit._alarm = self.deadline
             signal.setitimer(signal.ITIMER_REAL, max(self.deadline - time.monotonic(), TIMER_SLACK), ALARM_INTERVAL)
+
+    def extend(self) -> None:
+        """Add to the deadline the time that the process has waited for a processor since the last call."""
+        waited = total_wait()
+        self.deadline += max(0.0, waited - self._waited)
+        self._waited = waited
 
     def _leave(self) -> None:
         if not self._limits:
@@ -110,7 +118,9 @@ class time_limit:
 # Code in which the alarm must not raise: `time_limit` itself, which would be left half done, and code in which Python ignores
 # exceptions (callbacks of the garbage collector such as Hypothesis's, callbacks of weak references, and __del__). The alarm
 # repeats, so the next one raises.
-_NOT_IN = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
+_NOT_IN = {
+    each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit.extend, time_limit._leave)
+}
 _WEAK: tuple[Any, ...] = (weakref.WeakSet(), weakref.WeakKeyDictionary(), weakref.WeakValueDictionary())
 _NOT_IN |= {each._remove.__code__ for each in _WEAK}
 _NOT_IN.add(weakref.finalize.__call__.__code__)  # runs whenever an object is collected
@@ -124,6 +134,7 @@ def _on_alarm(signum: int, frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     if innermost := time_limit._innermost:
+        innermost.extend()
         if innermost.deadline <= time.monotonic():
             raise TimedOut
         time_limit._alarm = math.inf

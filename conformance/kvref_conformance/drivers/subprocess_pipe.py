@@ -22,6 +22,10 @@ class PipeClosed(Exception):
     """The program did not reply, and has ended. The message describes what happened instead."""
 
 
+class LineTooLong(Exception):
+    """A reply had more than MAX_LINE_BYTES bytes. It was skipped, and the program still runs."""
+
+
 class SubprocessPipe:
     """One program. `ask` starts it if it is not running."""
 
@@ -49,11 +53,16 @@ class SubprocessPipe:
         return self._session is not None
 
     def ask(self, line: bytes) -> bytes:
-        """Send a line and return the reply. If it raises (PipeClosed, TimedOut, KeyboardInterrupt), the program was ended."""
+        """Send a line and return the reply. If it raises (PipeClosed, TimedOut, KeyboardInterrupt), the program was ended.
+
+        Raises LineTooLong without ending the program.
+        """
         process = (self._session or self._start()).process
         try:
             self._send(process, line)
             return self._receive(process)
+        except LineTooLong:
+            raise
         except PipeClosed:
             self.kill()
             raise
@@ -108,17 +117,20 @@ class SubprocessPipe:
 
     def _receive(self, process: subprocess.Popen[bytes]) -> bytes:
         assert process.stdout
-        searched = 0
+        searched, too_long = 0, False
         while (end := self._read.find(b"\n", searched)) < 0:
+            too_long |= len(self._read) > MAX_LINE_BYTES
+            if too_long:
+                del self._read[MAX_QUOTED_BYTES:]  # the beginning is quoted if the line does not end in time
             searched = len(self._read)
-            if searched > MAX_LINE_BYTES:
-                raise PipeClosed(f"a line of more than {MAX_LINE_BYTES >> 20} MiB: {quote_output(self._read)}")
             part = process.stdout.read(2**16)
             if not part:
                 raise EOFError
             self._read += part
         line = bytes(self._read[:end])
         del self._read[: end + 1]
+        if too_long:
+            raise LineTooLong
         return line
 
     def _describe_exit(self, process: subprocess.Popen[bytes]) -> str:

@@ -2,7 +2,8 @@
 
     python -m kvref_conformance.fuzz.state_coverage [NAME]
 
-runs the state machines on NAME (default numpy) and prints in how many call sequences each state was reached.
+runs the state machines on NAME (default numpy) and prints in how many call sequences each state was reached, and how many pairs
+of operations (fuzz/pair_coverage.py) were met.
 """
 
 import sys
@@ -13,6 +14,7 @@ from kvref_conformance.calls.messages import Exchange, resolve_references
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.hypothesis_runner import families_with_machine
+from kvref_conformance.fuzz.pair_coverage import Pair, all_pairs, pairs_in, why_impossible
 from kvref_conformance.fuzz.state_registry import NOTES, STATES, ModelCall, SequenceHistory
 from kvref_conformance.implementation_api import Implementation, Level
 from kvref_conformance.implementations import load_implementation
@@ -61,10 +63,8 @@ def states_and_transitions(family: str, call_trace: Iterable[Exchange], models: 
     return past.reached, transitions
 
 
-def count_reached_states(
-    implementation: Implementation, family: str, seed: int = 0, examples: int = 100
-) -> tuple[Counter[str], int]:
-    """In how many call sequences of the state machine each state was reached (0 included), and the number of sequences."""
+def random_sequences(implementation: Implementation, family: str, seed: int = 0, examples: int = 100) -> list[list[Exchange]]:
+    """The call traces of the state machine of a family."""
     judge, conversations = CheckRunner(implementation, Effort(seed, examples=examples)), list[list[Exchange]]()
 
     def keep(subject: Subject, exchange: Exchange) -> None:
@@ -73,17 +73,36 @@ def count_reached_states(
 
     judge.watchers.append(keep)
     judge.search(family)
-    counted = Counter(name for each in conversations for name in reached_states(family, each, implementation.level))
-    return Counter({name: counted[name] for name in STATES[family]}), len(conversations)
+    return conversations
+
+
+def count_reached_states(family: str, sequences: list[list[Exchange]], level: Level = "exact") -> Counter[str]:
+    """In how many call sequences each state was reached, 0 included."""
+    counted = Counter(name for each in sequences for name in reached_states(family, each, level))
+    return Counter({name: counted[name] for name in STATES[family]})
+
+
+def count_pairs(family: str, sequences: list[list[Exchange]]) -> dict[Pair, Counter[str]]:
+    """For each pair that was met, in how many call sequences ("": in total), and in how many in each state of the object."""
+    counted: dict[Pair, Counter[str]] = {}
+    for sequence in sequences:
+        for pair, states in pairs_in(family, sequence).items():
+            counted.setdefault(pair, Counter()).update({"", *states})
+    return counted
 
 
 def main() -> None:
     implementation = load_implementation(sys.argv[1] if len(sys.argv) > 1 else "numpy")
     for family in STATES:
-        counted, sequences = count_reached_states(implementation, family)
-        print(f"{family}: of {sequences} sequences")
-        for name, count in counted.items():
+        sequences = random_sequences(implementation, family)
+        print(f"{family}: of {len(sequences)} sequences")
+        for name, count in count_reached_states(family, sequences, implementation.level).items():
             print(f"{count:5}  {name}")
+        pairs = count_pairs(family, sequences)
+        possible = sum(not why_impossible(pair) for pair in all_pairs(family))
+        print(f"{len(pairs):5}  of {possible} possible pairs of operations with nothing read between")
+        for state in sorted({state for states in pairs.values() for state in states} - {""}):
+            print(f"{sum(state in states for states in pairs.values()):5}  of them {state}")
 
 
 if __name__ == "__main__":

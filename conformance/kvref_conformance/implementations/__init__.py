@@ -12,8 +12,9 @@ A name is one of:
 """
 
 import argparse
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -178,8 +179,24 @@ def validate_implementation(name: str, implementation: Any) -> Implementation:
         near = [family for family in families() if get_close_matches(family, vars(type(implementation)), n=1, cutoff=0.8)]
         hint = f": did you mean {near[0]}?" if near else ""
         raise CannotRun(f"{name}: nothing to test, it has none of the families {', '.join(families())}{hint}")
+    for family, record in all_families().items():
+        if offers(implementation, family):
+            _require_factory_arguments(name, family, getattr(implementation, family), record.small)
     found: Implementation = implementation
     return found
+
+
+def _require_factory_arguments(name: str, family: str, factory: Any, sizes: Mapping[str, Any]) -> None:
+    """Raise CannotRun if a factory cannot be called with the sizes of its family, which would break every clause."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of a factory in another language
+        return
+    try:
+        signature.bind(**sizes)
+    except TypeError as error:
+        accepted = f"arguments named {', '.join(sizes)}" if sizes else "no arguments"
+        raise CannotRun(f"{name}: {family}: expected a factory that accepts {accepted}; {error}") from None
 
 
 def all_implementations() -> list[ListedImplementation]:

@@ -95,6 +95,9 @@ class OnBackend:
     def sharded(self, **config: Any) -> kvref.ShardedCache:
         return kvref.ShardedCache(kvref.ShardedConfig(**config), self.backend)
 
+    def recurrent(self, **config: Any) -> kvref.RecurrentCache:
+        return kvref.RecurrentCache(kvref.RecurrentConfig(**config), self.backend)
+
     def offload(self, capacity: int) -> kvref.HostStore:
         return kvref.HostStore(capacity)
 

@@ -3,13 +3,13 @@
 import asyncio
 import itertools
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvref.canary import Canary, sized
 from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_canary.files import huggingface
 from kvref_canary.server.dimensions import sizes_of, with_shorter_context
-from kvref_canary.server.errors import ServerError
+from kvref_canary.server.errors import NOT_CONNECTED, ServerError
 from kvref_canary.server.event_loop_thread import EventLoopThread
 from kvref_canary.server.url import Address
 from kvref_conformance.exceptions import CannotRun, NotOffered
@@ -19,6 +19,7 @@ from kvref_conformance.implementation_api import ExternalImplementation, Level
 if TYPE_CHECKING:
     from kvref_canary.server.completions import CompletionClient
 
+T = TypeVar("T")
 SILENCE_TIMEOUT = 600.0  # seconds without a byte; the judge's limit per call is usually shorter
 
 
@@ -80,10 +81,19 @@ class ServerSessions(WholePrompts):
         """Complete all prompts concurrently, every other one in a stream."""
         asked = (self._asker.generate(prompt, count, next(self._requests) % 2 == 1) for prompt in prompts)
         try:
-            return self._background.run(_gather_results(asked))
+            return self._run(_gather_results(asked))
         except ServerError as error:
             if error.no_room:
                 raise OutOfBlocks(str(error)) from None
+            raise
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of requests. Raises NotOffered if the server, which can be busy, accepts no connection in time."""
+        try:
+            return self._background.run(coroutine)
+        except ServerError as error:
+            if error.kind == NOT_CONNECTED:
+                raise NotOffered(f"a reply of the server: {error}") from None
             raise
 
     def step(self, sessions: Sequence[int]) -> list[int]:
@@ -109,7 +119,7 @@ class ServerSessions(WholePrompts):
         if not n or not count:
             return []
         self._check_room(told, count)
-        answer = self._background.run(self._asker.generate_several(told, n, count))
+        answer = self._run(self._asker.generate_several(told, n, count))
         return [token for choice in range(n) for token in self._asker.tokens(answer, choice, count)]
 
     def cancel(self, session: int, count: int) -> None:
@@ -117,7 +127,7 @@ class ServerSessions(WholePrompts):
         told = self._session_tokens(session, generates=True)
         if in_range(count, None, PositionOutOfRange, "count"):
             self._check_room(told, count)
-            self._background.run(self._asker.cancel_midway(told, count))
+            self._run(self._asker.cancel_midway(told, count))
 
 
 async def _connect(address: Address, canary: Canary, silence: float) -> "tuple[CompletionClient, int]":

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,24 @@ def output_rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
     return np.where(magnitude > largest, np.inf, relative * magnitude + least)
 
 
+def weight_rounding(query: NDArray, keys: NDArray, values: NDArray, dtype: str, **options: Any) -> NDArray:
+    """The additional error of weights that are rounded to a narrower dtype before they are multiplied by values, float64.
+
+    The kernel rounds exp(score - largest) of each token, or this divided by the sum. Either is at most 1, and the sum at least 1.
+    With u half a unit in the last place of 1, and e half of the least number, the error is at most u sum(p |v|) + e sum(|v|).
+    options: those of `attention`.
+    """
+    if dtype not in NARROW:
+        return np.zeros(1)
+    relative, least, _ = NARROW[dtype]
+    magnitude = np.abs(np.asarray(values, dtype=np.float64))
+    if options.get("rotated"):
+        magnitude = np.broadcast_to(np.linalg.norm(magnitude, axis=-1, keepdims=True), magnitude.shape)
+    weighted, bound = attention(query, keys, magnitude, **options)
+    sums = np.where(np.isfinite(magnitude), magnitude, 0.0).sum(axis=0)
+    return relative * (weighted + bound) + least * np.repeat(sums, np.shape(query)[1] // len(sums), axis=0)
+
+
 def may_overflow(query: NDArray, keys: NDArray, values: NDArray, scale: float) -> bool:
     """Whether float32 may overflow in scores, or in a sum of values that is divided at the end."""
     q, k, v = (float(np.abs(part).max(initial=0)) for part in (np.asarray(query), keys, values))
@@ -111,6 +130,34 @@ def query_errors(query: NDArray, heads: int, dim: int) -> Errors:
     wrong: Errors = [] if fits else [("ShapeMismatch", "LAW-10")]
     wrong += dtype_errors(query)
     return wrong + finite_errors(query) if wrong else []
+
+
+def other_convention(
+    query: NDArray, keys: NDArray, values: NDArray, got: NDArray, *, scale: float, views: Sequence[NDArray] | None = None,
+    causal: bool = False, **options: Any,
+) -> str:  # fmt: skip
+    """A note if a wrong output `got` is right by another convention, such as " (right if attention is not causal)", or "".
+
+    The other arguments are those of `attention`, by which the output is wrong.
+    """
+    count, length = len(query), len(keys)
+    last = [np.arange(max(0, length - count + 1 + row)) for row in range(count)]
+    own = {"views": views if views is not None else last if causal else [np.arange(length)] * count, "scale": scale}
+    first = [np.arange(min(row + 1, length)) for row in range(count)]
+    conventions: dict[str, tuple[dict[str, Any], int]] = {
+        "attention is causal, with the queries of the last tokens": ({"views": last}, 1),
+        "attention is causal, with the queries of the first tokens": ({"views": first}, 1),
+        "attention is not causal": ({"views": [np.arange(length)] * count}, 1),
+        "the queries are in reverse order": ({}, -1),
+        "the scale is 1": ({"scale": 1.0}, 1),
+        "the scale is 1 / sqrt(head_dim)": ({"scale": np.shape(query)[2] ** -0.5}, 1),
+    }
+    for convention, (changes, step) in conventions.items():
+        out, bound = (part[::step] for part in attention(query, keys, values, **own | changes | options))
+        bound = bound + output_rounding(out, bound, got.dtype.name) + U * np.abs(out)
+        if got.shape == out.shape and (np.abs(got.astype(np.float64) - out) <= bound).all():
+            return f" (right if {convention})"
+    return ""
 
 
 def expect_attend(
@@ -136,4 +183,12 @@ def expect_attend(
     if may_overflow(query, keys.values[some], values.values[some], scale):
         return UnjudgedReply(clause)
     out, bound = attention(query, keys.values, values.values, scale=scale, views=views, ranks=ranks)
-    return ExpectedArrays(clause, parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+    return ExpectedArrays(
+        clause,
+        parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),),
+        always_slack=True,
+        weight_slack=lambda dtype: weight_rounding(
+            query, keys.values, values.values, dtype, scale=scale, views=views, ranks=ranks
+        ),
+        explain=partial(other_convention, query, keys.values, values.values, scale=scale, views=views, ranks=ranks),
+    )

@@ -161,17 +161,20 @@ class ExpectedArrays(Expectation):
     """One or more arrays. They must be equal to the bit at level exact, and within the slack at level tolerant.
 
     names: the names of the arrays in messages. parts: their values and slack. always_slack: whether the slack applies at level
-    exact too (attention). undetermined: a bool array, true where any value is permitted. clause_at: returns the clause for the
-    first difference. used_slices: the part of each array that is compared. shape: the shape of the whole array, if only a part is
-    compared; None stands for any length. codes_of: a 16-bit format; integer arrays with its codes are accepted too, because a
-    library may lack the dtype. bits: whether NaNs must be equal to the bit too.
+    exact too (attention). weight_slack: returns the additional slack of weights that are rounded to a dtype. undetermined: a
+    bool array, true where any value is permitted. clause_at: returns the clause for the first difference. used_slices: the part
+    of each array that is compared. shape: the shape of the whole array, if only a part is compared; None stands for any length.
+    explain: returns a note about a wrong array, or "". codes_of: a 16-bit format; integer arrays with its codes are accepted too,
+    because a library may lack the dtype. bits: whether NaNs must be equal to the bit too.
     """
 
     names: tuple[str, ...] = ("",)
     parts: tuple[ExpectedReads, ...] = ()
     always_slack: bool = False
+    weight_slack: Callable[[str], NDArray] | None = None
     undetermined: NDArray | None = None
     clause_at: ClauseAt | None = None
+    explain: Callable[[NDArray], str] = lambda got: ""
     used_slices: tuple[slice, ...] = ()
     shape: tuple[int | None, ...] | None = None
     codes_of: str = ""
@@ -202,10 +205,11 @@ class ExpectedArrays(Expectation):
             return
         first = tuple(int(i) for i in np.argwhere(differs)[0])
         clause = self.clause_at(first, got) if self.clause_at else self.clause
+        note = self.explain(got)
         if want.values.size <= 8:
-            raise ClauseViolation(what, format_value(want.values), format_value(got), clause)
+            raise ClauseViolation(what, format_value(want.values), format_value(got) + note, clause)
         at = f"{what}[{', '.join(map(str, first))}] ({int(differs.sum())} of {differs.size} differ)"
-        violation = ClauseViolation(at, format_value(want.values[first]), format_value(got[first]), clause)
+        violation = ClauseViolation(at, format_value(want.values[first]), format_value(got[first]) + note, clause)
         violation.row = got[first[:-1]]
         raise violation
 

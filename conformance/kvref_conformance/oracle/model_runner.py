@@ -1,16 +1,23 @@
 """Follows a call trace with any number of objects, and predicts the reply to each request."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import CallRequest, Exchange, MalformedResult, ObjectReference, resolve_references
+from kvref_conformance.calls.messages import (
+    CallReply,
+    CallRequest,
+    Exchange,
+    MalformedResult,
+    ObjectReference,
+    resolve_references,
+)
 from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families import Family, all_families
 from kvref_conformance.implementation_api import Implementation, Level
-from kvref_conformance.limits import Limits
+from kvref_conformance.limits import Limits, describe_refusal
 from kvref_conformance.oracle.attention import output_rounding
 from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, ExpectedError, NewResult, range_errors
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
@@ -19,8 +26,17 @@ from kvref_conformance.oracle.reference_model import ReferenceModel
 EXPECTED_OBJECT = "an object, because its sizes are valid and within the limits (LAW-12)"
 
 
+@dataclass(frozen=True)
 class CreatedObject(Expectation):
     """The expectation of a new object. If the factory raises, the message names LAW-12, whichever clause is judged."""
+
+    family: str = ""
+
+    def judge(self, reply: CallReply, op: str, level: Level) -> None:
+        if reply.error:
+            got = describe_refusal(self.family, reply.error.kind, reply.error.message)
+            raise ClauseViolation(op, self.describe(), got, self.clause)
+        super().judge(reply, op, level)
 
     def describe(self) -> str:
         return EXPECTED_OBJECT
@@ -64,8 +80,14 @@ class ModelRunner:
             isinstance(expected, ExpectedArrays) and expected.always_slack
         ):  # a computed result, rounded to the dtype of the arguments
             dtype = self.limits.dtypes(request.family)[0]
-            parts = [(part.values, part.slack + output_rounding(part.values, part.slack, dtype)) for part in expected.parts]
-            return replace(expected, parts=tuple(ExpectedReads(*part) for part in parts))
+            rounded = self.limits.switch(request.family, "rounded_weights")
+            more = expected.weight_slack(dtype) if rounded and expected.weight_slack else 0.0
+            slacks = [part.slack + more for part in expected.parts]
+            slacks = [
+                slack + output_rounding(part.values, slack, dtype) for part, slack in zip(expected.parts, slacks, strict=True)
+            ]
+            parts = zip(expected.parts, slacks, strict=True)
+            return replace(expected, parts=tuple(ExpectedReads(part.values, slack) for part, slack in parts))
         return expected
 
     def judge(self, exchange: Exchange, expected: Expectation) -> None:
@@ -78,6 +100,8 @@ class ModelRunner:
             )
         expected.judge(exchange.reply, exchange.request.op, self.level)
         self.replies[exchange.request.id] = exchange.reply.ok
+        if exchange.request.on in self.models:
+            self.models[exchange.request.on].note_correct()
 
     def _argument(self, value: Any) -> Any:
         """An argument for a model: references are resolved, NumPy integers become Python integers (LAW-20)."""
@@ -96,7 +120,7 @@ class ModelRunner:
         model: ReferenceModel = family.model(**args)
         model.saved_states = self.saved_states
         model.apply_limits(partial(self.limits.switch, family.name))
-        return CreatedObject("LAW-12", lambda ok: self.models.update({request.id: model}))
+        return CreatedObject("LAW-12", lambda ok: self.models.update({request.id: model}), family.name)
 
     def _add_object(self, request: CallRequest, expected: NewResult, ok: Any) -> None:
         expected.on_result(ok)

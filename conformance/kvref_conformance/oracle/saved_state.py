@@ -52,11 +52,12 @@ class SerializableModel(ReferenceModel):
 
         def note(data: Any) -> None:
             self.saved_states[data.tobytes()] = SavedState(self.family, self.shape(), content, empty)
+            self.note_unchanged("save")
 
         def is_bytes(data: Any) -> bool:
             return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1
 
-        return AnyOf("MOVE-04", self.on_success("save", note), range_text="bytes, uint8 [n]", accepts=is_bytes)
+        return AnyOf("MOVE-04", note, range_text="bytes, uint8 [n]", accepts=is_bytes)
 
     def expect_load(
         self, data: Any, wrong: Errors, change: Callable[[Any], None], room: Callable[[Any], Errors] = lambda content: []
@@ -65,13 +66,17 @@ class SerializableModel(ReferenceModel):
 
         change: sets the model to a content. room: the errors if there is no room for a content. wrong: other errors of the call.
         """
-        found, refused = self.saved_states.get(np.asarray(data).tobytes()), self.on_success("not loaded")
+        found = self.saved_states.get(np.asarray(data).tobytes())
+
+        def refused() -> None:
+            self.note_unchanged("not loaded")
+
         if found is None:
             kinds = ("FileDamaged", "ConfigError", *self.room_errors, *(kind for kind, _ in wrong))
-            return ExpectedError("MOVE-03", kinds=kinds, on_error=lambda: refused(None))
+            return ExpectedError("MOVE-03", kinds=kinds, on_error=refused)
         if (found.family, found.shape) != (self.family, self.shape()):
             return ExpectedError(
-                "MOVE-02", kinds=("ConfigError", *self.room_errors, *(kind for kind, _ in wrong)), on_error=lambda: refused(None)
+                "MOVE-02", kinds=("ConfigError", *self.room_errors, *(kind for kind, _ in wrong)), on_error=refused
             )
         if wrong := wrong + room(found.content):
             return self.expect_error(wrong)

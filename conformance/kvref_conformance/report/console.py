@@ -203,7 +203,8 @@ def print_interrupted(console: Console, results: list[Result], of: int) -> None:
     _print_causes(console, results)
     if failed:
         console.print(Text(f"not conformant: breaks {', '.join(failed)}", style="bold red"))
-    said = f"interrupted: {len(results)} of {of} clauses ran, {of - len(results)} did not"
+    judged = sum(each["verdict"] in ("passed", "failed") for each in results)
+    said = f"interrupted: {judged} of {of} clauses judged, {of - len(results)} did not run"
     console.print(Text(said, style="bold yellow"))
 
 
@@ -243,7 +244,7 @@ def _print_family(console: Console, family: str, offered: OperationStatus, reach
     lists = Table.grid(padding=(0, 2, 0, 0))
     for word, named in (
         ("offered", [strip_family(family, op) for op in offered.operations]),
-        ("missing", [strip_family(family, op) for op in offered.missing]),
+        ("missing", [_with_reason(strip_family(family, op), offered.reasons.get(op, "")) for op in offered.missing]),
         ("directly", [reach.clause for reach in reaches if reach.how == "directly"]),
     ):
         lists.add_row(f"  {word}", Text(", ".join(named) or "none"))
@@ -256,6 +257,10 @@ def _print_family(console: Console, family: str, offered: OperationStatus, reach
         if reach.how != "directly":
             table.add_row(reach.clause, Text(reach.how, REACH_STYLES[reach.how]), Text(reach_detail(reach)))
     console.print(table)
+
+
+def _with_reason(operation: str, reason: str) -> str:
+    return f"{operation} ({' '.join(reason.split())})" if reason else operation
 
 
 def reach_detail(reach: ClauseReach) -> str:

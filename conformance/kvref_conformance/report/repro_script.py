@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.messages import Exchange
-from kvref_conformance.report.results_model import on_one_line
+from kvref_conformance.exceptions import printable
 from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.runner.replay import TraceReplay, replay_saved_trace
 from kvref_conformance.traces.format import Trace
@@ -76,7 +76,7 @@ class LibraryCallRecorder:
         calls = iter(replay.calls)
         used = {name for line in self._lines for name in re.findall(r"\b_\d+\b", line.text)}
         texts = [
-            f"# {on_one_line(next(calls))}"
+            f"# {printable(next(calls), keep_lines=False)}"
             if line.text is CALL_MARK
             else f"{line.target} = {line.text}"
             if line.target in used
@@ -84,7 +84,10 @@ class LibraryCallRecorder:
             for line in self._lines
         ]
         imports = [*self._imports, *(text for name, text in IMPORTS.items() if any(f"{name}." in line for line in texts))]
-        parted = [f"# {on_one_line(said)}" for said in (replay.what, f"expected {replay.expected}", f"got      {replay.got}")]
+        parted = [
+            f"# {printable(said, keep_lines=False)}"
+            for said in (replay.what, f"expected {replay.expected}", f"got      {replay.got}")
+        ]
         if all(line.text is CALL_MARK for line in self._lines):
             imports = ["# The adapter called no library: the code under test is in its own folder. The calls of the judge:"]
         return "\n".join([*imports, "", *texts, *(parted if replay.mismatch_line else []), ""])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvref_conformance.clauses import Chapter, Clause, all_clauses
+from kvref_conformance.exceptions import printable
 from kvref_conformance.results import Result
 from kvref_conformance.runner.verdict import RunVerdict, overall_verdict
 from kvref_conformance.traces.paths import implementation_path_name
@@ -22,11 +23,6 @@ VERDICT_SIGNS = {
     "no result": " ",
 }
 FAILED_VERDICTS = ("failed", "xfailed")
-
-
-def on_one_line(text: str) -> str:
-    """Text of an implementation, for a terminal or a comment, with unprintable characters escaped."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 @dataclass(frozen=True)
@@ -198,7 +194,7 @@ class ChapterShare:
 
 def list_changes(before: ResultFile, now: ResultFile) -> list[str]:
     """One line per difference, in the order of the specification."""
-    return [on_one_line(line) for line in (*_version_changes(before, now), *_verdict_changes(before, now))]
+    return [printable(line, keep_lines=False) for line in (*_version_changes(before, now), *_verdict_changes(before, now))]
 
 
 def list_still_failing(before: ResultFile, now: ResultFile) -> list[str]:

@@ -29,12 +29,14 @@ HEADS, DIM = 2, 5  # for arguments of objects that have no such sizes
 class OperationStatus:
     """The provided and the missing operations of one family ("paged.read").
 
-    unmade: why no object could be created, in which case both lists are empty; otherwise "".
+    unmade: why no object could be created, in which case both lists are empty; otherwise "". reasons: why the implementation
+    declines a missing operation, if its NotOffered has a message.
     """
 
     operations: list[str]
     missing: list[str]
     unmade: str = ""
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def probe_operations(judge: CheckRunner, families: Sequence[str]) -> dict[str, OperationStatus]:
@@ -92,7 +94,9 @@ def _probe_family(subject: Subject, family: str) -> OperationStatus:
             found.append(op)
         if isinstance(got.get(op), ObjectProxy):
             objects["buffer"] = got[op].id
-    return OperationStatus(found, [op for op in steps if op not in found])
+    missing = [op for op in steps if op not in found]
+    given = {op: subject.declined[op] for op in missing if subject.declined.get(op, op) not in (op, "")}
+    return OperationStatus(found, missing, reasons=given)
 
 
 # A preview for `kvref check NAME --list`: the clauses that can be judged, and those that one more operation would add.
@@ -181,12 +185,19 @@ class _RestrictedRunner(CheckRunner):
         return subject
 
 
+def _without_counting(limits: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits, in general and of each family, without the switches that wrap an implementation."""
+    counting = {name for family in all_families().values() for name in family.counted_as}
+    named = {name: _without_counting(value) if name in all_families() else value for name, value in limits.items()}
+    return {name: value for name, value in named.items() if name not in counting}
+
+
 def _judge_checks(
     implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], checks: Sequence[Check]
 ) -> list[CheckResult]:
     limits = getattr(implementation, "limits", None) or {}
-    # kvref's own caches have one block table per layer. `one_block_table` changes how blocks are counted, not what can be judged.
-    limits = {name: value for name, value in limits.items() if name != "one_block_table"}
+    # These limits change how blocks are counted, not what can be judged, and kvref's own caches count as the specification does.
+    limits = _without_counting(limits)
     restricted = RestrictedImplementation(limits, operations, families, implementation.formats, implementation.level)
     judge = _RestrictedRunner(restricted, isinstance(implementation, JsonClient))
     found = [judge.judge_check(check) for check in checks]

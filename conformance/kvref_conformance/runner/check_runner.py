@@ -369,20 +369,22 @@ def derivations_of_verdict(checks: Sequence[Check], outcomes: Sequence[CheckResu
 def select_checks(wanted: str = "*", family: str | None = None) -> dict[Clause, list[Check]]:
     """The selected clauses with their checks, in the order of the specification.
 
-    wanted: clause ids or patterns, separated by commas ("PAGED-07", "FMT-*,BLOCK-05"). family: only checks of this family.
-    Raises CannotRun if a pattern matches no clause, or none of its clauses has a check in the family.
+    wanted: clause ids or patterns, separated by commas ("PAGED-07", "FMT-*,BLOCK-05"). family: only checks of this family,
+    or of several, separated by commas. Raises CannotRun if a pattern matches no clause, or no clause of any pattern has a check
+    in the families.
     """
+    families = family.split(",") if family else list(all_families())
     checks: dict[str, list[Check]] = {}
     for each in all_checks():
         checks.setdefault(each.clause, []).append(each)
-    chosen = dict[str, list[Check]]()
+    chosen, elsewhere = dict[str, list[Check]](), dict[str, None]()
     for glob in (part.strip() for part in wanted.split(",")):
         named = [clause for clause in all_clauses() if fnmatchcase(clause, glob.upper())]
         if not named:
             raise CannotRun(f"{glob}: no clause matches{suggest_clause(glob, [f'{chapter.code}-*' for chapter in spec()])}")
-        found = {clause: [each for each in checks[clause] if family in (None, each.family)] for clause in named}
-        if not any(found.values()):
-            families = dict.fromkeys(each.family for clause in named for each in checks[clause])
-            raise CannotRun(f"{glob}: no check in family {family}, only in {', '.join(families)}")
+        found = {clause: [each for each in checks[clause] if each.family in families] for clause in named}
         chosen |= {clause: of_family for clause, of_family in found.items() if of_family}
+        elsewhere |= dict.fromkeys(each.family for clause in named for each in checks[clause])
+    if not chosen:
+        raise CannotRun(f"{wanted}: no check in family {family}, only in {', '.join(elsewhere)}")
     return {clause: chosen[id] for id, clause in all_clauses().items() if id in chosen}

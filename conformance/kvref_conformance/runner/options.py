@@ -45,8 +45,8 @@ class Effort:
 class RunOptions:
     """The selected implementation, and how to judge it.
 
-    family: judge only this family. isolate: whether it runs in its own process; None means that only foreign code does.
-    show_stderr: whether to show the standard error of a program.
+    family: judge only this family, or several, separated by commas. isolate: whether it runs in its own process; None means that
+    only foreign code does. show_stderr: whether to show the standard error of a program.
     """
 
     name: str

@@ -67,6 +67,9 @@ class RestrictedImplementation:
             numbers = value if isinstance(value, list | tuple) else [value]
             if unsigned and any(isinstance(number, int | np.integer) and number < 0 for number in numbers):
                 raise TypeError("an unsigned integer cannot be negative")
+        is_batch = name in ("append", "append_step") and family in ("paged", "prefix")
+        if is_batch and len(set(args[0])) < len(args[0]) and not self._own.switch(family, "repeated_sequences"):
+            raise ValueError("a sequence twice in one batch")
         record = all_families().get(family)
         if record and name in record.appending:
             array, axis = args[-1], record.token_axis

@@ -18,6 +18,7 @@ from kvref_conformance.calls import interrupts
 from kvref_conformance.calls.messages import CallRequest, Exchange
 from kvref_conformance.drivers.crash_log import CrashLog
 from kvref_conformance.drivers.process_group import ProcessGroup, describe_exit
+from kvref_conformance.drivers.processor_wait import processor_wait
 from kvref_conformance.drivers.resource_limits import TIMEOUT_AFTER_HANG
 from kvref_conformance.drivers.socket_channel import MalformedFrame, SocketChannel
 from kvref_conformance.exceptions import CallTimeout, CannotRun, ClauseViolation, ProcessDeath
@@ -175,7 +176,7 @@ class SubprocessRunner(CheckRunner):
     def _receive_reply(self) -> tuple[str, Any]:
         """Receive the child's reply. Raises RunEnded if the child hangs, and the errors of `SocketChannel.receive`."""
         limit = self.effort.timeout if not self._hung else min(self.effort.timeout, TIMEOUT_AFTER_HANG)
-        written, since = 0, time.monotonic()
+        written, since, waited = 0, time.monotonic(), self._processor_wait()
         while True:
             with interrupts.allow_interrupts():
                 message = self._channel.receive(limit + REPLY_GRACE) if self._channel.has_data(POLL_INTERVAL) else None
@@ -184,15 +185,18 @@ class SubprocessRunner(CheckRunner):
                 if said != "progress":
                     return said, what
                 self.progress(*what)
-                since = time.monotonic()
+                since, waited = time.monotonic(), self._processor_wait()
             elif self._journal.last_written() != written:
-                written, since = self._journal.last_written(), time.monotonic()
+                written, since, waited = self._journal.last_written(), time.monotonic(), self._processor_wait()
             elif self._session and self._session.process.poll() is not None and not self._channel.has_data(0):
                 raise EOFError  # a process that the child started still has the other end open
-            elif time.monotonic() - since > limit + REPLY_GRACE:
+            elif time.monotonic() - since - max(0.0, self._processor_wait() - waited) > limit + REPLY_GRACE:
                 raise self._run_ended(
                     CallTimeout, f"a reply within {self.effort.timeout:g} s", "none: the call was still running"
                 )
+
+    def _processor_wait(self) -> float:
+        return processor_wait(self._session.process.pid) if self._session else 0.0
 
     def _run_ended(self, kind: type[CallTimeout], expected: str, got: str) -> RunEnded:
         call_trace = self._journal.read()

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvref_conformance.results import CheckResult
 from kvref_conformance.soak.cache_soak import SoakStatistics
 
 MIB = 2**20
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @contextmanager
@@ -55,8 +57,24 @@ def print_figures(console: Console, figures: list[SoakStatistics], broken: dict[
         )  # fmt: skip
     console.print(table)
     for each in figures:
+        if each.operations:
+            print_operations(console, each)
         if each.not_offered:
             console.print(Text(f"not offered: {each.family}, {each.not_offered}", style="dim"), soft_wrap=True)
+
+
+def print_operations(console: Console, figures: SoakStatistics) -> None:
+    """Print how often each operation was called, and what was not exercised."""
+    counts = sorted(figures.operations.items(), key=lambda each: -each[1])
+    _print_list(console, f"{figures.family} calls:", [f"{name} {count:,}" for name, count in counts])
+    if figures.not_exercised:
+        _print_list(console, f"{figures.family} not exercised:", figures.not_exercised, "yellow")
+
+
+def _print_list(console: Console, label: str, items: Sequence[str], style: str = "") -> None:
+    """Print a list whose items are not broken across lines."""
+    lines = textwrap.wrap(f"{label} {', '.join(item.replace(' ', NO_BREAK) for item in items)}", 79, subsequent_indent="  ")
+    console.print(Text("\n".join(lines).replace(NO_BREAK, " "), style=style), soft_wrap=True)
 
 
 def print_violation(

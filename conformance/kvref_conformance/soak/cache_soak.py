@@ -16,6 +16,7 @@ from kvref_conformance.drivers.resource_limits import SLOW_MEMORY_LIMIT, memory_
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.soak.cache_workload import (
+    ROOM_ERRORS,
     SoakDriver,
     Workload,
     WorkloadEvent,
@@ -34,7 +35,11 @@ PAGE = 4096
 
 @dataclass
 class SoakStatistics:
-    """Figures of one family. memory: pairs of seconds since the beginning and resident bytes."""
+    """Figures of one family. memory: pairs of seconds since the beginning and resident bytes.
+
+    operations: the number of calls of each operation. not_exercised: operations that the cache has, and that were not called.
+    refused: calls that raised because the cache was full.
+    """
 
     family: str
     seconds: float = 0.0
@@ -44,6 +49,8 @@ class SoakStatistics:
     tokens_checked: int = 0
     memory: list[tuple[float, int]] = field(default_factory=list)
     not_offered: str = ""
+    operations: dict[str, int] = field(default_factory=dict)
+    not_exercised: list[str] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -69,7 +76,10 @@ def a_serving_workload(subject: Subject) -> None:
 
 
 def run_soak(judge: CheckRunner, family: str, seed: int, seconds: float, most: float = math.inf) -> SoakResult:
-    """Run a workload for `seconds`, for `most` events or until a check fails. `judge.progress` receives the figures as text."""
+    """Run a workload for `seconds`, for `most` events or until a check fails, then compare the tokens of all requests.
+
+    `judge.progress` receives the figures as text.
+    """
     figures, events = SoakStatistics(family), list[WorkloadEvent]()
     began = told = time.monotonic()
     violation: ClauseViolation | None = None
@@ -77,18 +87,21 @@ def run_soak(judge: CheckRunner, family: str, seed: int, seconds: float, most: f
         try:
             subject = judge.begin_family(family)
             served = make_driver(subject, family, *FULL_SIZES)
-            for event in Workload(served, np.random.default_rng([seed, len(family)])).events():
+            workload = Workload(served, np.random.default_rng([seed, len(family)]))
+            for event in workload.events_until(lambda: time.monotonic() - began > seconds or figures.events >= most):
                 events.append(event)
                 violation = run_event(served, event, figures)
+                count_calls(subject, figures)
                 subject.clear_trace()
                 now = time.monotonic()
-                if violation or now - told > REPORT_INTERVAL or now - began > seconds:
-                    told, figures.seconds = now, now - began
+                figures.seconds = now - began
+                if violation or now - told > REPORT_INTERVAL:
+                    told = now
                     figures.memory.append((round(now - began, 1), resident_bytes()))
                     judge.progress(figures.text(), int(1000 * (now - began)), int(1000 * seconds))
-                if violation or now - began > seconds or figures.events >= most:
-                    figures.seconds = now - began
+                if violation:
                     break
+            figures.memory.append((round(figures.seconds, 1), resident_bytes()))
         except NotOffered as missing:
             figures.not_offered = str(missing)
     return SoakResult(figures, shrink_workload(judge, family, events, violation) if violation else None)
@@ -106,8 +119,17 @@ def run_event(served: SoakDriver, event: WorkloadEvent, figures: SoakStatistics)
         return ClauseViolation("", "no error", f"{type(error).__name__}: {to_call_error(error).message}", where=raised_at(error))
     figures.events += 1
     figures.requests += event.kind == "admit"
-    figures.refused += event.kind == "pressure"
     return None
+
+
+def count_calls(subject: Subject, figures: SoakStatistics) -> None:
+    """Add the calls of the call trace to the figures."""
+    for exchange in subject.call_trace:
+        if exchange.request.on is not None:
+            name = exchange.request.name
+            figures.operations[name] = figures.operations.get(name, 0) + 1
+            error = exchange.reply.error if exchange.reply else None
+            figures.refused += error is not None and error.kind in ROOM_ERRORS
 
 
 def shrink_workload(judge: CheckRunner, family: str, events: Sequence[WorkloadEvent], violation: ClauseViolation) -> ReplayResult:

@@ -1,7 +1,9 @@
 """Queries for checks of attention, and the expected outputs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import attention as of_float32
-from kvref_conformance.oracle.attention import output_rounding
+from kvref_conformance.oracle.attention import other_convention, output_rounding, weight_rounding
 from kvref_conformance.oracle.formats import ROTATED_FORMATS
 from kvref_conformance.oracle.formats.hadamard_rotation import block_of
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
@@ -29,12 +31,25 @@ def normal_rows(subject: Subject, *shape: int) -> NDArray:
     return round_to(subject.rng.normal(size=shape).astype(np.float32), subject.dtype)
 
 
+class AttentionOutput(np.ndarray):
+    """An expected output of attention. explain: returns a note about a wrong output, or ""; a part of the array has no notes."""
+
+    explain: Callable[[NDArray], str] = staticmethod(lambda got: "")
+
+
 def expected_attention(
     subject: Subject, query: NDArray, keys: NDArray, values: NDArray, **options: Any
 ) -> tuple[NDArray, NDArray]:
-    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype."""
+    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype.
+
+    It also includes the rounding of the weights, if the limits permit that.
+    """
     want, bound = of_float32(query, keys, values, **options)
-    return want, bound + output_rounding(want, bound, subject.dtype)
+    if subject.limits.switch(subject.family, "rounded_weights"):
+        bound = bound + weight_rounding(query, keys, values, subject.limits.dtypes(subject.family)[0], **options)
+    output = want.view(AttentionOutput)
+    output.explain = partial(other_convention, query, keys, values, **options)
+    return output, bound + output_rounding(want, bound, subject.dtype)
 
 
 def random_queries(subject: Subject, count: int) -> NDArray:
@@ -116,11 +131,12 @@ def assert_same(got: Any, want: NDArray | np.generic, what: str) -> None:
 
 def assert_within(got: Any, want: ArrayLike, bound: ArrayLike, what: str) -> None:
     """Raise ClauseViolation unless |got - want| <= bound for each element, computed in float64."""
+    explain = want.explain if isinstance(want, AttentionOutput) else AttentionOutput.explain
     want = np.asarray(want, dtype=np.float64)
     got = assert_shape(got, want.shape, what)
     bound = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
     differs = ~(np.abs(got.astype(np.float64) - want) <= bound)
-    _raise_at(differs, got, want, what, " within {}", bound)
+    _raise_at(differs, got, want, what, " within {}", bound, note=explain(got) if differs.any() else "")
 
 
 def assert_pair(got: Any, want: tuple[NDArray, NDArray], what: str) -> None:
@@ -158,6 +174,31 @@ def assert_within_norm(got: Any, want: NDArray, bound: NDArray, what: str) -> No
     _raise_at(~(length <= most), length, np.zeros(length.shape), f"error norms of the blocks of {what}", " within {}", most)
 
 
+class KeptResults:
+    """Results as the implementation returned them, without conversion, each with a copy of its first contents."""
+
+    def __init__(self, subject: Subject) -> None:
+        """Raises NotOffered if the implementation runs in another process, which sends copies."""
+        subject.require_same_process()
+        self.subject = subject
+        self.kept: list[tuple[str, Any, NDArray]] = []
+
+    def add(self, what: str, result: Any) -> None:
+        """Keep a result: an array or a sequence of integers, or a tuple of them."""
+        several = isinstance(result, tuple) and not all(isinstance(each, Integral) for each in result)
+        for number, part in enumerate(result if several else (result,)):
+            name = f"result {number} of {what}" if several else f"the result of {what}"
+            self.kept.append((name, part, self._copy(part)))
+
+    def assert_unchanged(self) -> None:
+        """Raise ClauseViolation if a result is no longer what it was (LAW-17)."""
+        for name, result, before in self.kept:
+            assert_same(self._copy(result), before, f"{name}, after later calls")
+
+    def _copy(self, result: Any) -> NDArray:
+        return np.array(result, np.int64) if isinstance(result, Sequence) else np.array(self.subject.numpy(result))
+
+
 @contextmanager
 def may_raise(kind: str) -> Iterator[None]:
     """Raise ClauseViolation unless the block raises an error of this kind, or none."""
@@ -189,12 +230,12 @@ def raises(*kinds: str) -> Iterator[None]:
         raise ClauseViolation("", f"{wanted} to be raised", "no error")
 
 
-def _raise_at(differs: NDArray, got: NDArray, want: NDArray, what: str, suffix: str, *details: NDArray) -> None:
+def _raise_at(differs: NDArray, got: NDArray, want: NDArray, what: str, suffix: str, *details: NDArray, note: str = "") -> None:
     if not differs.any():
         return
     if want.size <= 8:
-        raise ClauseViolation(what, format_value(want) + suffix.format(*map(format_value, details)), format_value(got))
+        raise ClauseViolation(what, format_value(want) + suffix.format(*map(format_value, details)), format_value(got) + note)
     index = tuple(int(i) for i in np.argwhere(differs)[0])
     at = f"{what}[{', '.join(map(str, index))}] ({int(differs.sum())} of {differs.size} differ)"
     one = [repr(float(each[index])) for each in details]
-    raise ClauseViolation(at, repr(want[index].item()) + suffix.format(*one), repr(got[index].item()))
+    raise ClauseViolation(at, repr(want[index].item()) + suffix.format(*one), repr(got[index].item()) + note)

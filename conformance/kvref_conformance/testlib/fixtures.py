@@ -9,10 +9,12 @@ import numpy as np
 
 from kvref_conformance.calls.messages import to_call_error
 from kvref_conformance.calls.proxy import ObjectProxy
+from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.limits import describe_refusal
 from kvref_conformance.oracle.formats import (
     DRIFTING_FORMAT,
     FORMAT_KINDS,
@@ -26,6 +28,10 @@ from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.oracle.model_runner import EXPECTED_OBJECT
 from kvref_conformance.testlib.assertions import raises
 
+# NaNs with the lowest or the highest bits of the mantissa. A cast can round some of them to infinity or to 0.
+NANS = np.array(
+    [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0xFF800001, 0x7FFFFFFF, 0x7F808000, 0x7F80FFFF, 0x7FFF8000], np.uint32
+).view(np.float32)
 SAMPLE_SIZE = 6  # the number of FMT-GROUP formats that a check samples
 
 
@@ -59,7 +65,7 @@ def construct(subject: Subject, family: str, **config: Any) -> ObjectProxy:
         raise
     except Exception as error:
         said = to_call_error(error)
-        got = f"{said.kind}: {said.message}"
+        got = describe_refusal(family, said.kind, said.message)
         raise ClauseViolation(f"{family}.new", EXPECTED_OBJECT, got, "LAW-12", said.where) from error
 
 
@@ -121,7 +127,26 @@ def round_to_input_dtype(subject: Subject, numbers: NDArray) -> NDArray:
 
 
 def random_pair(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> tuple[NDArray, NDArray]:
-    return random_tokens(subject, count, heads, dim), random_tokens(subject, count, heads, dim)
+    """Random keys and values [count, heads, dim] of tokens that all differ. Of 4 or more tokens, two have equal keys, and two
+    have equal values: a cache must not recognize a token by one of them.
+    """
+    keys, values = random_tokens(subject, count, heads, dim), random_tokens(subject, count, heads, dim)
+    if count > 3:
+        keys[2], values[-1] = keys[1], values[0]
+    return keys, values
+
+
+def strided_view(subject: Subject, array: NDArray, cast: bool = True) -> OwnArray:
+    """A view with the elements of the array, whose last two axes are not contiguous. Raises NotOffered through a pipe.
+
+    cast: whether float32 becomes the dtype of array arguments; not for codes and scales, which keep the dtype they have.
+    """
+    subject.require_same_process("views of memory")
+    apart: Any = (..., *[slice(None, None, 2)] * min(2, array.ndim))
+    wide = np.full((*array.shape[:-2], *(2 * size for size in array.shape[-2:])), 77, array.dtype)
+    wide[apart] = array
+    own = subject.to_own_array(wide).array if cast else subject.implementation.asarray(wide)
+    return OwnArray(own[apart])
 
 
 def different_size(size: int) -> int:

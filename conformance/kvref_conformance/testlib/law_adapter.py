@@ -14,7 +14,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.expectations import exact_reads
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true
+from kvref_conformance.testlib.assertions import assert_equal, assert_reads, assert_same, assert_true
 from kvref_conformance.testlib.fixtures import different_size, new_object, random_pair, random_tokens, supports
 
 LARGEST_JSON_INTEGER = 2**53 - 1  # the largest integer that every JSON parser represents exactly
@@ -42,6 +42,13 @@ def assert_counters_within_bounds(counters: Iterable[Counter], after: str) -> No
 #
 # Each family to which tokens can be appended has a subclass of `LawAdapter` in law_adapter.py. Members that are left undefined
 # are optional facts. A law that needs a fact runs on the families that define it.
+
+
+def unknown_ids(subject: Subject, id: int) -> list[int]:
+    """Ids that are not the existing `id`: far ones, and ones that equal it in an integer of 8, 16, 31, 32 or more bits."""
+    wide = () if subject.by_value else (53, 63, 64)  # JSON and some languages lack these
+    return [*subject.integers(-1), id + 10**6, *(id + 2**bits for bits in (8, 16, 31, 32, *wide))]
+
 
 BadCall = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
@@ -161,6 +168,20 @@ class LawAdapter(ABC):
         """Other methods with array arguments, each with lists of arguments in which only a shape is wrong."""
         raise NotImplementedError
 
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Calls of a stream with tokens that return arrays or lists, which no later call may change."""
+        raise NotImplementedError
+
+    def attend_arguments(self) -> tuple[Any, ...]:
+        """The arguments of `attend` before the query. A single query sees every token that `read` returns."""
+        raise NotImplementedError
+
+    def query(self) -> NDArray:
+        """One query for `attend`."""
+        return random_tokens(
+            self.subject, 1, self.config["num_kv_heads"] * self.subject.size("group_size", 1), self.config["head_dim"]
+        )
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Invalid calls, most of which must raise."""
         raise NotImplementedError
@@ -259,6 +280,24 @@ def fill_stream(stream: LawAdapter, count: int = MANY_TOKENS) -> tuple[LawAdapte
     keys, values = stream.tokens(count)
     stream.append(keys, values)
     return stream, keys, values
+
+
+def assert_tokens_kept(stream: LawAdapter, keys: NDArray, values: NDArray, when: str) -> None:
+    """Raise ClauseViolation of LAW-04 unless the stream contains exactly these tokens.
+
+    A law that compares tokens with the appended ones after a call uses it before the call, so that it does not blame the call
+    for a token that was lost earlier. when: for example "before invalid calls".
+    """
+    try:
+        assert_reads(stream.subject, stream.read(), stream.expected(keys, values), f"the {len(keys)} tokens {when}")
+    except ClauseViolation as violation:
+        violation.clause = violation.clause or "LAW-04"
+        raise
+
+
+def assert_whole_appends_kept(stream: LawAdapter, count: int, when: str) -> None:
+    """Raise ClauseViolation of LAW-04 unless a new cache keeps `count` tokens that are appended to it."""
+    assert_tokens_kept(*fill_stream(stream.new_cache(), count), f"of a new cache, {when}")
 
 
 def assert_same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> None:

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.testlib.assertions import assert_equal
+from kvref_conformance.testlib.assertions import assert_equal, assert_within, default_scale, expected_attention
 from kvref_conformance.testlib.law_adapter import LawAdapter
-from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
+from kvref_conformance.testlib.tagged_content import SequenceContent, WrittenContent, assert_content
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -33,14 +31,12 @@ def affordable_tokens(subject: Subject, tokens: int, times: int = 1) -> int:
 class FilledStream:
     """A stream to which content is appended, and whose tokens can be compared with the expected content.
 
-    number: the number of the stream in its content. count: the number of appended tokens. shared: the number of a shared prefix's
-    stream, and how many tokens are the prefix's.
+    content: the content, whose stream is the number of this one. count: the number of tokens. total_appended: of all contents.
     """
 
     def __init__(self, stream: LawAdapter, number: int = 0, written: WrittenContent | None = None) -> None:
         config = stream.cache.config
-        self.stream, self.number, self.count = stream, number, 0
-        self.shared = 0, 0
+        self.stream, self.content, self.count, self.total_appended = stream, SequenceContent(number), 0, 0
         self.written = written or WrittenContent(config["num_kv_heads"], config["head_dim"])
         self._next = range(0)  # the positions whose content is computed
         self._content: tuple[NDArray, NDArray] = self._expected_content(self._next)
@@ -49,10 +45,6 @@ class FilledStream:
     def room(self) -> int:
         """The number of tokens that the stream can contain before an append raises or tokens are evicted."""
         return self.stream.room()
-
-    def streams(self, positions: range) -> NDArray:
-        """The number of the content's stream at each position: that of the shared prefix, or of this stream."""
-        return np.where(np.array(positions) < self.shared[1], self.shared[0], self.number)
 
     def append(self, count: int) -> None:
         """Append `count` tokens, or fewer if there is less room."""
@@ -64,27 +56,44 @@ class FilledStream:
         keys, values = (part[at : at + count] for part in self._content)
         self.stream.append(keys, values)
         self.count += count
-        self.written.add_up_to(self.number, 0, self.count)
-        self.written.add_up_to(self.shared[0], 0, self.shared[1])
+        self.total_appended += count
+        self.written.add_range(self.content, 0, range(self.count - count, self.count))
 
     def fill_to(self, count: int) -> None:
         self.append(count - self.count)
 
     def assert_content(self) -> None:
         """Raise ClauseViolation unless the stream contains every token in its place."""
-        assert_equal(len(self.stream), self.count, f"tokens of sequence {self.number}")
-        streams, given = self.streams(range(self.count)), self._expected_content(range(self.count))
-        exact = self.stream.subject.level == "exact"
-        assert_content(self.stream.read(), streams, 0, range(self.count), self.written, exact, self.stream.expected(*given))
+        assert_equal(len(self.stream), self.count, f"tokens of sequence {self.content.number}")
+        given, exact = self._expected_content(range(self.count)), self.stream.subject.level == "exact"
+        streams, places = self.content.at(range(self.count))
+        assert_content(self.stream.read(), streams, 0, places, self.written, exact, self.stream.expected(*given))
+
+    def assert_attention(self, *where: int) -> None:
+        """Raise ClauseViolation unless `attend(*where, query, scale)` of one query is right, if reads are known to the bit."""
+        subject, heads = self.stream.subject, self.written.heads * self.stream.subject.size("group_size", 2)
+        keys, values = self.stream.expected(*self._expected_content(range(self.count)))
+        query, _ = self.content.pair(0, [self.count], heads, self.written.dim)
+        scale = default_scale(subject) / 64
+        ranks = self.stream.config.get("token_ranks", 1)
+        want, bound = expected_attention(subject, query, keys.values, values.values, scale=scale, ranks=ranks)
+        if subject.level == "exact" or not (keys.slack.any() or values.slack.any()):
+            assert_within(self.stream.cache.attend(*where, query, scale), want, bound, f"attend of {self.count} tokens")
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` tokens. Tokens that are appended later differ from those that are removed."""
+        self.stream.truncate(count)
+        self.content.truncate(count)
+        self.count, self._next = count, range(0)
 
     def clear(self) -> None:
         """Clear the stream. Its tokens have the next number from now on."""
         self.stream.clear()
-        self.start_content(self.number + 1)
+        self.start_content(SequenceContent(self.content.number + 1))
 
-    def start_content(self, number: int, shared: tuple[int, int] = (0, 0)) -> None:
-        """Start a new content for an empty stream. number: its number. shared: a prefix's stream, and how many tokens are its."""
-        self.number, self.count, self.shared, self._next = number, 0, shared, range(0)
+    def start_content(self, content: SequenceContent) -> None:
+        """Start a new content for an empty stream."""
+        self.content, self.count, self._next = content, 0, range(0)
 
     def _expected_content(self, positions: range) -> tuple[NDArray, NDArray]:
-        return content_pair(self.streams(positions), 0, positions, self.written.heads, self.written.dim)
+        return self.content.pair(0, positions, self.written.heads, self.written.dim)

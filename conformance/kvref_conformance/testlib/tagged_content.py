@@ -20,6 +20,8 @@ from kvref_conformance.testlib.assertions import assert_shape
 LEAST_EXPONENT = -8
 KEYS, VALUES = 0, 1
 PREFIXES = 2**20  # streams with this number or a larger one are prefixes that several sequences share
+EDITED = 2**21  # stream n + k * EDITED has the tokens that sequence n appended after its k-th edit
+MAX_EDITS = 100  # of one sequence: token ids, which depend on the stream, stay below 2^52
 PARTS = ("keys", "values")
 MAX_SHOWN_NUMBERS = 4  # elements of a row that messages show, and by which a row is looked up
 MAX_SHIFT = 8  # the largest shift of a row, in elements, that is recognized
@@ -37,7 +39,9 @@ class TokenCoordinates(NamedTuple):
     part: int  # KEYS or VALUES
 
     def __str__(self) -> str:
-        stream = f"sequence {self.stream}" if self.stream < PREFIXES else f"shared prefix {self.stream - PREFIXES}"
+        edits, number = divmod(self.stream, EDITED)
+        stream = f"sequence {number}" if number < PREFIXES else f"shared prefix {number - PREFIXES}"
+        stream += f" after edit {edits}" if edits else ""
         return f"{stream}, position {self.position}, layer {self.layer}, head {self.head}, {PARTS[self.part]}"
 
 
@@ -82,6 +86,68 @@ def _mix_bits(x: NDArray) -> NDArray:
     return x
 
 
+class ContentRun(NamedTuple):
+    """Tokens from position `start` of a sequence on: those of `stream`, from its position `first` on."""
+
+    start: int
+    stream: int
+    first: int
+
+
+@dataclass
+class SequenceContent:
+    """The content of a sequence that is forked, truncated and cut: a list of runs, of which the last one has no end.
+
+    number: the stream of the tokens that it appends itself; another one after each truncation, so that tokens that were removed
+    differ from those that are appended in their places.
+    """
+
+    number: int
+    runs: list[ContentRun] = field(default_factory=list)
+    edits: int = 0
+
+    def __post_init__(self) -> None:
+        self.runs = self.runs or [ContentRun(0, self.number, 0)]
+
+    @classmethod
+    def after_prefix(cls, number: int, prefix: int, shared: int) -> "SequenceContent":
+        """The content of a sequence whose first `shared` tokens are those of the stream `prefix`."""
+        return cls(number, [ContentRun(0, prefix, 0), ContentRun(shared, number, shared)] if shared else [])
+
+    def at(self, positions: Positions) -> tuple[NDArray, NDArray]:
+        """The stream of each of these positions, and the position in that stream."""
+        where = np.asarray(positions, np.int64)
+        runs = np.array(self.runs, np.int64)
+        runs = runs[np.searchsorted(runs[:, 0], where, side="right") - 1].reshape(-1, 3)
+        return runs[:, 1], where - runs[:, 0] + runs[:, 2]
+
+    def end(self, length: int) -> tuple[int, int]:
+        """The stream of the next token of a sequence with `length` tokens, and its position in that stream."""
+        return self.runs[-1].stream, length - self.runs[-1].start + self.runs[-1].first
+
+    def pair(self, layer: int, positions: Positions, heads: int, dim: int) -> tuple[NDArray, NDArray]:
+        """Keys and values, float32 [n, heads, dim] each."""
+        streams, places = self.at(positions)
+        return content_pair(streams, layer, places, heads, dim)
+
+    def fork(self, number: int, length: int) -> "SequenceContent":
+        """The content of a child, which appends its own tokens at `length`."""
+        return SequenceContent(number, self._before(length, number))
+
+    def truncate(self, length: int) -> None:
+        self.edits += 1
+        self.runs = self._before(length, self.number + self.edits * EDITED)
+
+    def remove(self, start: int, stop: int) -> None:
+        """Remove the tokens at [start, stop). Later tokens move to the front."""
+        (stream,), (first,) = self.at([stop])
+        moved = [run._replace(start=run.start - (stop - start)) for run in self.runs if run.start > stop]
+        self.runs = [run for run in self.runs if run.start < start] + [ContentRun(start, int(stream), int(first)), *moved]
+
+    def _before(self, length: int, number: int) -> list[ContentRun]:
+        return [run for run in self.runs if run.start < length] + [ContentRun(length, number, length)]
+
+
 @dataclass
 class WrittenContent:
     """The places that were written, in which rows are looked up.
@@ -96,6 +162,12 @@ class WrittenContent:
     def add_up_to(self, stream: int, layer: int, stop: int) -> None:
         """Record that positions [0, stop) were written."""
         self.tokens[stream, layer] = max(stop, self.tokens.get((stream, layer), 0))
+
+    def add_range(self, content: SequenceContent, layer: int, positions: range) -> None:
+        """Record that these positions of a sequence were written."""
+        streams, places = content.at(positions)
+        for stream in np.unique(streams):
+            self.add_up_to(int(stream), layer, int(places[streams == stream].max()) + 1)
 
     def find_place(self, row: NDArray) -> TokenCoordinates | None:
         """The place whose content equals the row [dim], or None."""

@@ -1,5 +1,6 @@
 """Calls that are judged while they are made: each reply is compared with the reply that the oracle's model predicts."""
 
+from contextlib import suppress
 from typing import Any
 
 from kvref_conformance.calls.messages import Exchange
@@ -38,6 +39,13 @@ class CheckedSession:
             if self._judged is None or self._judged is not self.subject.call_trace[-1]:
                 raise  # an error in the judge itself
             return None
+
+    def observe(self, number: int) -> None:
+        """Read all observables of an object that are offered, and judge them. Raises ClauseViolation."""
+        model = self.runner.models[number]
+        for name, args in model.observations():
+            with self.subject.quiet_reads(), suppress(NotOffered):
+                self.call(f"{model.family}.{name}", number, args)
 
     def _expect(self, subject: Subject, exchange: Exchange) -> None:
         self._expected = self.runner.expect(exchange.request)

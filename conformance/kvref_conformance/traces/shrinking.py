@@ -50,10 +50,17 @@ class ReplayResult(NamedTuple):
 ReplayFunction = Callable[[list[CallRequest]], ReplayResult]  # replays requests on new objects of the implementation
 
 
-def replay_requests(subject: Subject, requests: list[CallRequest], seconds: float = float("inf")) -> ReplayResult:
+def replay_requests(
+    subject: Subject,
+    requests: list[CallRequest],
+    seconds: float = float("inf"),
+    observed: Sequence[int] = (),
+    observed_after: range = range(0),
+) -> ReplayResult:
     """Replay requests and judge each reply, up to the first wrong one. Raises UnknownObject if no model covers a request.
 
-    seconds: the time after which the replay stops.
+    seconds: the time after which the replay stops. observed: objects, by the ids of the requests, whose observables are read
+    after the requests with the indices `observed_after`.
     """
     subject.family = subject.family or next((request.family for request in requests), "")  # the family whose limits apply
     session, until = CheckedSession(subject), time.monotonic() + seconds
@@ -71,14 +78,17 @@ def replay_requests(subject: Subject, requests: list[CallRequest], seconds: floa
         try:
             require_within_limits(subject, request, args)
             result = session.call(request.op, on, args)
+            if result is not None:
+                numbers[request.id], results[request.id] = subject.call_trace[-1].request.id, result
+            for number in reversed(observed if at in observed_after else ()):  # buffers before their pool
+                if number in numbers:
+                    session.observe(numbers[number])
         except NotOffered as lacking:
             missing.append(str(lacking))
             continue
         except ClauseViolation as violation:
             return ReplayResult(subject.call_trace, violation, at, missing)
         made = at
-        if result is not None:
-            numbers[request.id], results[request.id] = subject.call_trace[-1].request.id, result
     return ReplayResult(subject.call_trace, None, made, missing)
 
 

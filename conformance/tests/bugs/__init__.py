@@ -10,9 +10,9 @@ mind.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from bugs.plant import BUGS, HIDDEN, REAL
+from bugs.plant import BUGS, DEFERRED, HIDDEN, REAL
 
 for module in iter_modules(__path__, "bugs."):
     import_module(module.name)
 
-__all__ = ["BUGS", "HIDDEN", "REAL"]
+__all__ = ["BUGS", "DEFERRED", "HIDDEN", "REAL"]

@@ -455,8 +455,8 @@ def keys_are_turned_where_heads_have_a_scale_alone(patch):
 @bug("EDIT-10")
 def turned_keys_are_stored_by_the_scale_of_values(patch):
     in_source(
-        patch, "kvref.paged.PagedCache._rotate_keys", "self._store.keys.quantized(",
-        "(self._store.values if self.config.key_scale else self._store.keys).quantized(",
+        patch, "kvref.paged.PagedCache._rotate_keys", "rotated = keys.quantized(",
+        "rotated = (self._store.values if self.config.key_scale else keys).quantized(",
     )  # fmt: skip
 
 
@@ -479,9 +479,15 @@ def keys_are_turned_as_they_lie(patch):
 @bug("EDIT-10")
 def turned_keys_end_where_numbers_do(patch):
     in_source(
-        patch, "kvref.paged.PagedCache._rotate_keys", "rotary.turned(self._store.keys.read(slots), by, self._backend)",
-        "np.nan_to_num(rotary.turned(self._store.keys.read(slots), by, self._backend))",
+        patch, "kvref.paged.PagedCache._rotate_keys", "rotary.turned(keys.read(slots), by, self._backend)",
+        "np.nan_to_num(rotary.turned(keys.read(slots), by, self._backend))",
     )  # fmt: skip
+
+
+@bug("EDIT-10")
+def rotated_keys_overflow_to_infinity(patch):
+    """Formats with scales raise NonFinite when they quantize, and float16 and bfloat16 do not."""
+    in_source(patch, "kvref.paged.PagedCache._rotate_keys", "if self._backend.xp.any(overflows):", "if False:")
 
 
 @bug("EDIT-10")

@@ -267,6 +267,57 @@ def keys_turned_one_too_far_from_some_place_on(scene):
     scene.renew(Turned(scene.cache.config))
 
 
+def rotate(scene, keys, by):
+    """Keys [tokens, num_kv_heads, head_dim], rotated `by` positions further; a negative `by` rotates them back."""
+    model = scene.engine._model
+    cos, sin, half = model._cos[abs(by)], model._sin[abs(by)] * np.sign(by), scene.canary.head_dim // 2
+    first, second = keys[..., :half], keys[..., half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(np.float32)
+
+
+@fault(OFFSETS, "turned", shift=-16, start=80, open=True, layers=(), after="a removal")
+def keys_of_all_later_tokens_rotated_as_if_nothing_was_removed(scene):
+    """After a removal of 16 tokens, the engine counts positions from the old length, in the wrong direction."""
+
+    class Rotated(PrefixCache):
+        def write(self, sequence, layer, start, keys, values):
+            before = max(0, 80 - start)
+            super().write(sequence, layer, start, np.concatenate([keys[:before], rotate(scene, keys[before:], -16)]), values)
+
+    scene.renew(Rotated(scene.cache.config))
+    scene.events.append((80, "a removal"))
+
+
+@fault(OFFSETS, "turned", shift=-4, start=80, stop=100, open=False, layers=())
+def keys_of_the_tokens_after_a_removal_rotated_too_little(scene):
+    scene.events.append((100, "a removal"))
+    scene.spoil(range(2), [0, 1], 80, 100, lambda layer, keys, values: (rotate(scene, keys, -4), values))
+
+
+@fault(OFFSETS, "earlier occupant", 2, other="request a", shift=36, start=84, stop=88, after="a close of request a")
+def a_late_write_of_a_closed_request(scene):
+    """Four tokens of request a, of later positions, are written to the slots that b has got."""
+    late = [[np.array(part) for part in scene.cache.read(scene.sequence(scene.a), layer, range(120, 124))] for layer in range(2)]
+    scene.cache.ensure_capacity(scene.sequence(scene.b), 250)
+    scene.engine.close(scene.a)
+    scene.spoil(range(2), [0, 1], 84, 88, lambda layer, keys, values: late[layer])
+    scene.events.append((100, "a close of request a"))
+
+
+@fault(OFFSETS, "stale", start=90, stop=100, layers=(1,), shift=7, other="request b before a removal", after="a removal")
+@fault(WINDOWS, "stale", start=90, stop=100, layers=(1,), shift=7, other="request b before a removal", after="a removal")
+def values_computed_before_a_removal(scene):
+    """Seven tokens are removed, and the entries after them are kept: their keys are rotated, their values are not recomputed."""
+    told = scene.told
+    before = told[:90] + prompt_of(scene.canary, 7, 9)[1:] + told[90:]
+    scene.begin(before)
+    kept = [scene.cache.read(scene.sequence(scene.b), layer, range(97, len(before))) for layer in range(2)]
+    scene.begin(told)
+    scene.spoil(range(2), [0, 1], 90, len(told), lambda layer, keys, values: (rotate(scene, kept[layer][0], -7), kept[layer][1]))
+    scene.more.append(RequestHistory("request b before a removal", before, ended=True))
+    scene.events.append((90, "a removal"))
+
+
 @fault(OFFSETS, "unknown")
 def a_chunk_is_written_a_slot_late(scene):
     """And the next chunk overwrites its end: all entries are found by their keys except the last."""

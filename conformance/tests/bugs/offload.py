@@ -156,7 +156,7 @@ def what_goes_is_not_said(patch):
 
 @bug("MOVE-10")
 def what_the_call_names_is_evicted(patch):
-    in_source(patch, f"{STORE}._to_evict", "keep, found = set(kept)", "keep, found = set()")
+    in_source(patch, f"{STORE}._to_evict", "set(kept)", "set()")
 
 
 @bug("MOVE-10")
@@ -186,12 +186,12 @@ def an_evicted_block_keeps_its_room(patch):
 
 @bug("MOVE-11")
 def what_was_stored_first_goes_first(patch):
-    in_source(patch, f"{STORE}._use", "self._blocks.move_to_end(key)", "pass")
+    in_source(patch, f"{STORE}._use", "block.used = ", "block.used = block.used or ")
 
 
 @bug("MOVE-11")
 def what_was_used_last_goes_first(patch):
-    in_source(patch, f"{STORE}._to_evict", "in self._blocks.items()", "in reversed(self._blocks.items())")
+    in_source(patch, f"{STORE}._to_evict", "heappop(self._uses)", "self._uses.pop(self._uses.index(max(self._uses)))")
 
 
 @bug("MOVE-11")

@@ -10,6 +10,7 @@ import pytest
 
 BUGS: list[Any] = []
 HIDDEN: list[Any] = []  # for a state machine to find
+DEFERRED: list[Any] = []  # for a state machine to find, between two calls with nothing read between them
 REAL: list[Any] = []  # that no small size shows
 
 
@@ -28,6 +29,16 @@ def hidden(family: str, clause: str) -> Callable[[Any], Any]:
 
     def register(plant: Any) -> Any:
         HIDDEN.append(pytest.param(plant, family, clause, id=f"{clause}-{plant.__name__}"))
+        return plant
+
+    return register
+
+
+def deferred(family: str, clause: str) -> Callable[[Any], Any]:
+    """Register a bug of two calls with nothing read between them: the family's state machine must find the clause broken."""
+
+    def register(plant: Any) -> Any:
+        DEFERRED.append(pytest.param(plant, family, clause, id=f"{clause}-{plant.__name__}"))
         return plant
 
     return register

@@ -271,7 +271,7 @@ def the_other_layers_are_still_found(patch):
     def lose(self, block):
         for found in self._entries_of_block.pop(block):
             if all(other not in self._entries_of_block for other in found.blocks.tolist()):
-                self._index[found.key].remove(found)
+                del self._index[found.key][found.blocks.tobytes()]
                 if not self._index[found.key]:
                     del self._index[found.key]
 

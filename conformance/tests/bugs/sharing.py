@@ -290,6 +290,20 @@ def negative_blocks_are_counted_from_the_end(patch):
               "host_slots(numbers, blocks, to_numpy) % max(1, blocks)")  # fmt: skip
 
 
+@bug("KERN-09")
+def slots_of_blocks_are_computed_in_the_type_of_the_blocks(patch):
+    from kvref.backend import ReferenceBackend
+
+    copy = ReferenceBackend.copy
+
+    def narrow(self, store, sources, targets, block_size=1):
+        if getattr(sources, "dtype", None) == np.int8 and 1 < block_size < 128:
+            sources = sources * np.int8(block_size) // np.int8(block_size)
+        return copy(self, store, sources, targets, block_size)
+
+    patch.setattr(ReferenceBackend, "copy", narrow)
+
+
 def forgetful_copy(patch, loses):
     """A copy is skipped in a state that few calls lead to."""
     prepare = PagedCache._make_writable

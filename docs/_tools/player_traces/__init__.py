@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from kvref_conformance.runner.zoo_report import judge_member
-from player_traces import caches, sharing, windows
+from player_traces import caches, recurrent, sharing, windows
 from player_traces.recorder import TraceRecorder
 
 SCRIPTS = {
     "decoding": caches.record_decoding, "contiguous": caches.record_contiguous, "paged": caches.record_paged,
     "sharing": sharing.record_sharing, "truncation": sharing.record_truncation, "prefixes": sharing.record_prefixes,
     "quantized": caches.record_quantized, "tiered": caches.record_tiered, "windows": windows.record_windows,
-    "pooled": caches.record_pooled, "canary": caches.record_canary,
+    "recurrent": recurrent.record_recurrent, "pooled": caches.record_pooled, "canary": caches.record_canary,
 }  # fmt: skip
 ZOO_MEMBERS = (
     "blocks-freed-twice", "paged-reads-past-the-length", "quantized-drops-its-scale", "tiered-wraps-one-early",

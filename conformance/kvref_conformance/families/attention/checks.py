@@ -1,7 +1,8 @@
 """Checks of ATTN: softmax(scale q k') v, and tokens that must have no effect on it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import numpy as np
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import output_rounding, visible_positions
+from kvref_conformance.oracle.attention import output_rounding, visible_positions, weight_rounding
 from kvref_conformance.oracle.formats.small_floats import MAX, round_to
 from kvref_conformance.testlib.assertions import (
     LOUD_SCALE,
+    KeptResults,
     assert_same,
     assert_shape,
     assert_true,
@@ -23,10 +25,11 @@ from kvref_conformance.testlib.assertions import (
     one_hot_queries,
     raises,
 )
-from kvref_conformance.testlib.fixtures import random_pair, random_tokens
+from kvref_conformance.testlib.fixtures import random_pair, random_tokens, strided_view
 from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS, power_of_two_edges
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
 Shape = tuple[int, int, int, int, int]  # queries, query heads, kv heads, tokens, dim
 SHAPES = ((1, 1, 1, 3, 4), (5, 2, 2, 8, 16), (3, 6, 2, 11, 5), (2, 8, 1, 40, 64))
@@ -87,6 +90,8 @@ def attention_weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None
         got = attend(subject, repeat_for_group(subject, tokens[1:]), tokens, tokens, scale)
         want = repeat_for_group(subject, tokens[1:]) / (1 + math.exp(-scale))
         bound = 1e-6 + output_rounding(want, np.zeros(1), subject.dtype)
+        if subject.limits.switch("attention", "rounded_weights"):
+            bound = bound + weight_rounding(repeat_for_group(subject, tokens[1:]), tokens, tokens, subject.dtype, scale=scale)
         assert_within(got, want, bound, f"weight of the second token at scale {scale}")
 
 
@@ -121,8 +126,9 @@ def attention_with_large_scores_is_finite(subject: Subject) -> None:
     for factor in (100.0, 1e4, -1e4):
         fits = np.abs(query).max() * abs(factor) <= MAX.get(subject.dtype, np.inf)  # otherwise the scale is that large
         large = round_to(query * np.float32(factor if fits else 1.0), subject.dtype)
-        got = attend(subject, large, keys, values, 1.0 if fits else factor)
-        assert_true(np.isfinite(got).all(), f"output with queries * {factor}", "finite values", got)
+        for scale in (1.0, -1.0):  # with a negative scale, the largest product has the least score
+            got = attend(subject, large, keys, values, scale * (1.0 if fits else factor))
+            assert_true(np.isfinite(got).all(), f"output with queries * {factor} at scale {scale}", "finite values", got)
     number, scale = root_and_scale(subject, 1e36)
     tokens, ones = first_elements(subject, *[number] * 4), first_elements(subject, *[1.0] * 4)
     tied = attend(subject, repeat_for_group(subject, tokens[:1]), tokens, ones, 0.5 * scale)
@@ -171,6 +177,10 @@ def attention_output_is_between_the_values(subject: Subject) -> None:
         each = np.repeat(values, shape[1] // shape[2], axis=1).astype(np.float64)
         largest = np.abs(each).max(axis=0)
         slack = (2 * shape[3] + 3) * 2.0**-23 * largest
+        if subject.limits.switch("attention", "rounded_weights"):
+            slack = slack + weight_rounding(round_to(query * 3, subject.dtype), keys, values, subject.dtype, scale=1.0).max(
+                axis=0
+            )
         slack += output_rounding(largest, slack, subject.dtype)
         inside = (got >= each.min(axis=0) - slack) & (got <= each.max(axis=0) + slack)
         assert_true(inside.all(), f"output for the shape {shape}", "between the least and the largest value", got[~inside])
@@ -207,12 +217,64 @@ def causal_attention_ignores_later_tokens(subject: Subject) -> None:
     assert_within(got[:3], want[:3], bound[:3], "output of the queries before a NaN token")
 
 
+@check("ATTN-07a", "attention")
+def attention_with_very_low_scores_ignores_tokens_past_the_length(subject: Subject) -> None:
+    for length in (1, 3):
+        assert_hidden_below_low_scores(
+            subject, f"attention over {length} of 5 tokens", partial(attend, subject, length=length), [range(length)] * 5
+        )
+
+
+@check("ATTN-07b", "attention")
+def causal_attention_with_very_low_scores_ignores_later_tokens(subject: Subject) -> None:
+    views = [range(at + 1) for at in range(5)]
+    assert_hidden_below_low_scores(subject, "causal attention", partial(attend, subject, causal=True), views)
+
+
+def assert_hidden_below_low_scores(
+    subject: Subject, what: str, call: Callable[..., NDArray], views: Sequence[Sequence[int] | NDArray]
+) -> None:
+    """Checks `call(query, keys, values, scale=...)` if all scores are lower than the number that a mask uses for minus infinity.
+
+    The scores are equal, so that the output is the mean of the values that a query sees. views: one per token.
+    """
+    values = first_elements(subject, *4.0 ** np.arange(len(views)))
+    want = repeat_for_group(subject, np.array([values[list(view)].mean(axis=0) for view in views], np.float32))
+    bound = 1e-6 * want + output_rounding(want, np.zeros(1), subject.dtype)
+    for product in (2.0**15, 1e20, 1e37):
+        number, scale = root_and_scale(subject, product)
+        if scale != 1:
+            continue  # the dtype has no such number, and a query times this scale can overflow it
+        tokens = first_elements(subject, *[number] * len(views))
+        got = call(repeat_for_group(subject, tokens), -tokens, values, scale=scale)
+        assert_within(got, want, bound, f"{what}, whose scores are all -{product}")
+
+
 @check("ATTN-08", "attention")
 def attention_over_no_tokens_returns_zeros(subject: Subject) -> None:
     query, keys, values = inputs(subject, *nearest_shape(subject, 3, 4, 2, 5, 6))
     zeros = np.zeros(query.shape, np.float32)
     assert_within(attend(subject, query, keys[:0], values[:0]), zeros, 0.0, "attention over 0 tokens")  # 0 and -0 are equal
     assert_within(attend(subject, query, keys, values, length=0), zeros, 0.0, "attention over 5 tokens with length 0")
+
+
+@check("ATTN-08", "attention")
+def causal_attention_of_queries_before_the_first_token_returns_zeros(subject: Subject) -> None:
+    """With more queries than tokens, the first queries see no token, and the others see the tokens up to their own."""
+    query, keys, values = inputs(subject, *nearest_shape(subject, 7, 4, 2, 5, 6))
+    got = attend(subject, query, keys, values, causal=True)
+    want, bound = expected_attention(subject, query[2:], keys, values, scale=0.5, causal=True)
+    assert_within(got[:2], np.zeros_like(query[:2]), 0.0, "attention of 2 queries before the first of 5 tokens")
+    assert_within(got[2:], want, bound, "attention of the queries of 5 tokens, after 2 queries before the first")
+
+
+@check("LAW-15", "attention")
+def attention_accepts_views(subject: Subject) -> None:
+    query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
+    want, bound = expected_attention(subject, query, keys, values, scale=0.5)
+    views = [strided_view(subject, part) for part in (query, keys, values)]
+    got = subject.new("attention").attention(*views, scale=0.5, causal=False, length=4)
+    assert_within(got, want, bound, "attention with strided views")
 
 
 @check("ATTN-09", "attention")
@@ -243,6 +305,27 @@ def attention_does_not_modify_its_arguments(subject: Subject) -> None:
     subject.new("attention").attention(*own.values(), scale=0.5, causal=True, length=3)
     for name, rows in arguments.items():
         assert_same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
+
+
+@check("LAW-17", "attention")
+def attention_outputs_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernel = KeptResults(subject), subject.new("attention")
+    for number in range(3):
+        query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
+        kept.add(f"attention call {number}", kernel.as_is("attention", query, keys, values, scale=0.5, causal=False, length=4))
+    kept.assert_unchanged()
+
+
+@check("LAW-21a", "attention")
+def attention_in_threads_equals_attention_alone(subject: Subject) -> None:
+    kernel = subject.new("attention")
+
+    def attention(query: NDArray, keys: NDArray, values: NDArray) -> list[NDArray]:
+        return [kernel.attention(query, keys, values, scale=0.5, causal=True, length=len(keys))]
+
+    shape = nearest_shape(subject, 3, 4, 2, 60, 32)
+    calls = [[partial(attention, *inputs(subject, *shape))] for _ in range(NUM_THREADS)]
+    assert_threads_do_not_interfere(subject, calls, "attention")
 
 
 @check("LAW-10", "attention")
@@ -279,6 +362,7 @@ def assert_attention(subject: Subject, queries: int, heads: tuple[int, int], len
     _, query_heads, kv_heads, _, dim = nearest_shape(subject, queries, *heads, length, dim)
     query = normal_rows(subject, queries, query_heads, dim)
     keys, values = (normal_rows(subject, length + padding, kv_heads, dim) for _ in range(2))
+    keys[length:], values[length:] = np.nan, np.nan
     scale, causal = 1 / math.sqrt(dim), 1 < queries <= length and not padding
     got = attend(subject, query, keys, values, scale, causal=causal, length=length)
     want, bound = expected_attention(subject, query, keys[:length], values[:length], scale=scale, causal=causal)
@@ -293,6 +377,9 @@ def attention_at_production_sizes_is_within_the_bound(subject: Subject) -> None:
     for dim in HEAD_DIMS:
         for heads in ((8, 2), (12, 12), (16, 2), (7, 1)):
             assert_attention(subject, 1, heads, 130, dim)
+    for heads in ((10, 2), (18, 3), (28, 4), (18, 2), (40, 8)):
+        for queries in (1, 3):
+            assert_attention(subject, queries, heads, 40, 64, padding=3 if queries == 1 else 0)
     for queries in (15, 17, 63, 65, 127, 129):  # prompts that end inside a tile, or at its end
         assert_attention(subject, queries, (2, 1), queries + 40, 64, padding=0)
 
@@ -308,7 +395,7 @@ def attention_with_the_sizes_of_models_is_within_the_bound(subject: Subject) -> 
 
 # Checks of WIN for attention functions: windows, sink tokens, chunks and logit sinks.
 
-SINKS = (-math.inf, 0.0, 1.5, -3.0, 20.0)
+SINKS = (-math.inf, 0.0, 1.5, -3.0, 20.0, 1000.0, -1000.0)
 
 
 def sizes(queries: int, count: int) -> Iterator[tuple[int, int]]:
@@ -326,11 +413,19 @@ def assert_window_attention(subject: Subject, queries: int, count: int, window: 
     assert_within(got, want, bound, f"attention of the last {queries} of {count} tokens, with {words}")
 
 
+def assert_window_hides(subject: Subject, window: int, sinks: int = 0, chunk: int = 0) -> None:
+    """Checks windowed attention over tokens with very low scores."""
+    call = partial(subject.new("attention").window_attention, window=window, sinks=sinks, chunk=chunk)
+    views = [visible_positions(at, window, sinks, chunk) for at in range(5)]
+    assert_hidden_below_low_scores(subject, f"attention with a window of {window}, {sinks} sinks, chunks of {chunk}", call, views)
+
+
 @check("WIN-01", "attention")
 def window_attention_counts_the_token_of_the_query(subject: Subject) -> None:
     for window in (1, 2, 5, 12, 13, 40):
         for queries, count in sizes(5, 12):
             assert_window_attention(subject, queries, count, window)
+    assert_window_hides(subject, window=2)
 
 
 @check("WIN-05ac", "attention")
@@ -338,6 +433,7 @@ def window_attention_includes_the_sinks(subject: Subject) -> None:
     for window, sinks in ((3, 2), (1, 4), (5, 11), (5, 12), (2, 1)):
         for queries, count in sizes(5, 12):
             assert_window_attention(subject, queries, count, window, sinks)
+    assert_window_hides(subject, window=2, sinks=1)
 
 
 @check("WIN-07", "attention")
@@ -345,6 +441,7 @@ def window_attention_with_chunks_starts_at_a_chunk_boundary(subject: Subject) ->
     for chunk in (4, 1, 5, 12, 13):
         for queries, count in (*sizes(5, 12), *sizes(2, 13)):
             assert_window_attention(subject, queries, count, chunk, chunk=chunk)
+    assert_window_hides(subject, window=2, chunk=2)
 
 
 @check("WIN-08", "attention")

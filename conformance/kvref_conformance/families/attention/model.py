@@ -1,10 +1,11 @@
 """The reference model: float64 attention and the bound for float32 results. The model runner adds rounding to narrower dtypes."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvref_conformance.oracle.attention import U, attention, visible_positions
+from kvref_conformance.oracle.attention import U, attention, other_convention, visible_positions
 from kvref_conformance.oracle.expectations import Expectation, ExpectedArrays, UnjudgedReply, all_finite, to_float32  # fmt: skip
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
 from kvref_conformance.oracle.reference_model import FunctionModel
@@ -42,4 +43,9 @@ def _expected(clause: str, query: Any, keys: Any, values: Any, scale: float, **o
     if not all_finite(query, keys, values) or reach[0] * reach[1] * query.shape[2] * max(1.0, abs(scale)) > 1e38:
         return UnjudgedReply(clause)  # the scores overflow float32
     out, bound = attention(query, keys, values, scale=scale, **options)
-    return ExpectedArrays(clause, parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+    return ExpectedArrays(
+        clause,
+        parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),),
+        always_slack=True,
+        explain=partial(other_convention, query, keys, values, scale=scale, **options),
+    )

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from kvref.array import Array
 from kvref_conformance.families import Family
+from kvref_conformance.families.pool_adapters import SettlingAdapter
 from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, on_family
 
 FAMILY = Family(
@@ -14,6 +15,7 @@ FAMILY = Family(
     speaks_for=("LAW-03", "LAW-11", "LAW-12", *(f"BLOCK-{n:02}" for n in range(1, 8)), "SHARE-01", "SHARE-02"),
     gives={"allocate": "block"},
     may_be_zero=("num_blocks",),
+    counted_as={"settle": SettlingAdapter},
 )
 
 

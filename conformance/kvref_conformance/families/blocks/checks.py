@@ -6,7 +6,7 @@ from contextlib import suppress
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.blocks.model import Blocks
-from kvref_conformance.testlib.assertions import assert_equal, assert_true, raises
+from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_true, raises
 from kvref_conformance.testlib.fixtures import new_object
 from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.law_adapter import (
@@ -15,6 +15,7 @@ from kvref_conformance.testlib.law_adapter import (
     Counter,
     assert_counters_within_bounds,
     call_tolerating_errors,
+    unknown_ids,
 )
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
@@ -45,6 +46,12 @@ class PoolFixture(Session):
                 getattr(self.cache, operation)(block)
             self.look()
 
+    @property
+    def outside(self) -> list[int]:
+        """Ids that are no block of the pool; some equal an allocated block in a narrow integer."""
+        far = [each for block in self.allocated[:1] for each in unknown_ids(self.subject, block)]
+        return [self.total, self.total + 1000, *(each for each in far if not 0 <= each < self.total)]
+
     def exhaust(self) -> None:
         """Allocates all blocks that must be free."""
         for _ in self.free_blocks:
@@ -57,6 +64,16 @@ def new_pool_has_only_free_blocks(subject: Subject) -> None:
         size = subject.size("num_blocks", wanted)
         pool = new_object(subject, "blocks", num_blocks=size)
         assert_equal((pool.num_blocks, pool.num_free, pool.num_used), (size, size, 0), "total, free and used of a new pool")
+
+
+@check("LAW-17", "blocks")
+def allocate_many_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, pool = KeptResults(subject), PoolFixture(subject).cache
+    for count in (2, 2):
+        kept.add(f"allocate_many({count})", pool.as_is("allocate_many", count))
+    pool.free(int(kept.kept[0][2][0]))
+    pool.allocate()
+    kept.assert_unchanged()
 
 
 @check("BLOCK-02", "blocks")
@@ -99,7 +116,7 @@ def free_twice_raises(subject: Subject) -> None:
 @check("BLOCK-05b", "blocks")
 def free_of_a_block_that_was_not_allocated_raises(subject: Subject) -> None:
     pool = PoolFixture(subject, 1)
-    pool.reject("free", *subject.integers(-1, pool.total, pool.total + 1000, *pool.free_blocks))
+    pool.reject("free", *pool.outside, *pool.free_blocks)
     numbers = pool.cache.num_free, pool.cache.num_used
     assert_equal(numbers, (pool.total - 1, 1), "free and used after freeing blocks that are not allocated")
 
@@ -284,7 +301,7 @@ def references_counts_shares_and_frees(subject: Subject) -> None:
         assert_equal({each: pool.cache.references(each) for each in want}, want, "references of each block")
     pool.cache.allocate()
     pool.look("references")
-    for stranger in subject.integers(-1, pool.total, pool.total + 1000):
+    for stranger in pool.outside:
         with raises("BlockNotAllocated"):
             pool.cache.references(stranger)
 
@@ -295,7 +312,7 @@ def share_of_a_free_block_raises(subject: Subject) -> None:
     pool.cache.free(pool.allocated[0])
     for _ in range(min(2, pool.total - 1)):
         pool.cache.allocate()
-    pool.reject("share", *subject.integers(-1, pool.total, pool.total + 1000, *pool.free_blocks))
+    pool.reject("share", *pool.outside, *pool.free_blocks)
     pool.exhaust()
     for block in list(pool.model.references_of):
         pool.cache.free(block)

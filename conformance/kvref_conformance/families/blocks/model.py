@@ -55,11 +55,10 @@ class Blocks(ReferenceModel):
         )
 
     def allocate_many(self, count: Any) -> Expectation:
-        refused = self.on_success("allocate_many")
         if wrong := range_errors(count, None, "PositionOutOfRange"):
-            return expect_error(wrong, lambda: refused(None))
+            return expect_error(wrong, lambda: self.note_unchanged("allocate_many"))
         if count > self.total - len(self.references_of):
-            return expect_error([("OutOfBlocks", "BLOCK-07")], lambda: refused(None))
+            return expect_error([("OutOfBlocks", "BLOCK-07")], lambda: self.note_unchanged("allocate_many"))
         good = set(range(self.total)) - self.references_of.keys()
         then = self.on_success("allocate_many", self._allocate_all)
         says = f"{count} different blocks of [0, {self.total}), none of them among {sorted(self.references_of)}"
@@ -88,7 +87,7 @@ class Blocks(ReferenceModel):
         return ExactValue(self.clause_of("references"), value=self.references_of.get(block, 0))
 
     def _refuse_sharing(self) -> ExpectedError:
-        return expect_error([("BlockNotAllocated", "SHARE-02")], lambda: self.on_success("shared nothing")(None))
+        return expect_error([("BlockNotAllocated", "SHARE-02")], lambda: self.note_unchanged("shared nothing"))
 
     def _allocate(self, block: int) -> None:
         self.references_of[block] = 1

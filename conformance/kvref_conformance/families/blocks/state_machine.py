@@ -1,5 +1,8 @@
 """The state machine of the family `blocks`."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -16,6 +19,15 @@ class BlocksStateMachine(FamilyStateMachine):
     @initialize(num_blocks=st.sampled_from((2, 3, 1, 4, 3, 0)))
     def new(self, num_blocks: int) -> None:
         self.make_object(num_blocks=num_blocks)
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        return {
+            "allocate": lambda number: self.allocate(),
+            "allocate_many": lambda number: self.allocate_many(number % 3),
+            "free": self.free,
+            "share": self.share,
+        }
 
     @precondition(lambda self: self.objects)
     @rule()

@@ -28,7 +28,7 @@ from kvref_conformance.testlib.law_adapter import (
 )
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
-from kvref_conformance.testlib.thread_stress import NUM_THREADS, run_in_threads
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, require_threads, run_in_threads
 
 
 def assert_counts(pool: ObjectProxy, counts: tuple[int, ...], free: dict[int, int] | None = None) -> None:
@@ -375,7 +375,7 @@ def release_waits_until_the_buffer_is_written(subject: Subject) -> None:
 
     The calls are made on the implementation's objects and not recorded, because recording takes longer than the race window.
     """
-    subject.require_same_process("calls from several threads")
+    require_threads(subject)
     handle, size = new_object(subject, "buffers", max_buffers=64), SIZE_CLASSES[-1]
     first = handle.acquire(size)
     first.extend(np.ones(1, np.float32))

@@ -146,9 +146,11 @@ class Buffer(ReferenceModel):
 
     def release(self) -> Expectation:
         def change(ok: Any) -> None:
-            self.pool.last_change = "release" if self.in_use else "released twice"
             if self.in_use:
+                self.pool.note_change("release")
                 self.pool.put_back(self.bytes)
+            else:
+                self.pool.note_unchanged("released twice")
             self.in_use = False
 
         return Expectation("BUF-05", self.on_success("release", change))

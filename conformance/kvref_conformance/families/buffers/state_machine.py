@@ -1,5 +1,8 @@
 """The state machine of the family `buffers`."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -24,6 +27,30 @@ class BuffersStateMachine(FamilyStateMachine):
         buffers = {number: each for number in self.objects if isinstance(each := self.models[number], Buffer)}
         ordered = sorted(buffers, key=lambda number: (not buffers[number].in_use, -number))
         return ordered[index % len(ordered)] if ordered else None
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.buffer_at(which)
+
+        def on_buffer(name: str, **args: Any) -> None:
+            if self.edited is not None:
+                self.call(name, self.edited, **args)
+
+        def acquire(number: int) -> None:
+            self.acquire(1024)
+            self.edited = self.buffer_at(0)
+
+        def release(number: int) -> None:
+            on_buffer("release")
+            self.edited = self.buffer_at(number)
+
+        return {
+            "acquire": acquire,
+            "prewarm": lambda number: self.prewarm(1024, 1 + number % 2),
+            "clear the pool": lambda number: self.clear(),
+            "extend": lambda number: on_buffer("extend", values=self.source.rows((1 + number,), "counting")),
+            "clear": lambda number: on_buffer("clear"),
+            "release": release,
+        }
 
     @precondition(lambda self: self.objects)
     @rule(size=st.sampled_from((1024, 1, 1024, 0, 1025, 1024, SIZE_CLASSES[-1], SIZE_CLASSES[-1] + 1, -1)))

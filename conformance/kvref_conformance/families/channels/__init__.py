@@ -46,7 +46,8 @@ ERRORS: dict[str, str] = {
 class Channels(Protocol):
     """`format` is an affine format of FMT-GROUP. `dtype` is the dtype of the tokens that are not quantized.
 
-    `quantized_keys` and `quantized_values` are how many tokens have quantized keys, or values.
+    `quantized_keys` and `quantized_values` are how many tokens have quantized keys, or values. `attend` is not causal: each of
+    its queries, of which all have the position of the newest token, sees every token.
     """
 
     length: int

@@ -75,6 +75,12 @@ class ChannelsLawAdapter(LawAdapter):
         wrong += [self._of(1, heads + 1, dim)] if heads > 1 else []
         return {"attend": [(query, 1.0) for query in wrong]}
 
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return ()
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        return [("read", (list(range(len(self))),))]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = self.tokens(5)
         yield from (("append", (keys, values)) for _ in range(3))

@@ -90,7 +90,7 @@ class Channels(ReferenceModel):
             return self.expect_error([("NonFinite", "KIVI-06")])
         if self._unstorable(rounded):
             return AcceptedOrError(
-                "KIVI-06", self.on_success("append", accept_unknown), on_error=lambda: self.on_success("refused")(None)
+                "KIVI-06", self.on_success("append", accept_unknown), on_error=lambda: self.note_unchanged("refused")
             )
         return Expectation("KIVI-06" if self.unknown else "KIVI-07", self.on_success("append", change))
 
@@ -160,7 +160,7 @@ class Channels(ReferenceModel):
         then = self.on_success("truncate", change)
         if length in (0, len(self)) or self.largest_length < self.residual or length >= self.largest_length - self.rollback:
             return Expectation("EDIT-02" if length == len(self) else "KIVI-08", then)
-        return AcceptedOrError("KIVI-08", then, kinds=("NotTruncatable",), on_error=lambda: self.on_success("refused")(None))
+        return AcceptedOrError("KIVI-08", then, kinds=("NotTruncatable",), on_error=lambda: self.note_unchanged("refused"))
 
     def clear(self) -> Expectation:
         def change(ok: Any) -> None:

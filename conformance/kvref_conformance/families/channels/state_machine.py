@@ -1,5 +1,8 @@
 """The state machine of the family `channels`."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -35,6 +38,11 @@ class ChannelsStateMachine(FamilyStateMachine):
         found = self.models[self.objects[0]]
         assert isinstance(found, Channels)
         return found
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        append = {"append": lambda number: self.append((1, 31, 2, 32, 33, 3, 16, 40)[number], "uneven", 1.0)}
+        return append | self.cache_edits(lambda: len(self.model))
 
     @precondition(lambda self: self.objects)
     @rule(count=COUNT, kind=row_kinds(), loud=LOUD)

@@ -1,6 +1,8 @@
 """Checks of CONTIG: one growing buffer for a batch of sequences, and of EDIT, LAW-18 and LAW-20 for this family."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -92,9 +94,9 @@ def growing_caches(subject: Subject, *sizes: tuple[int, int]) -> list[Contiguous
     raise NotOffered("a cache that grows, where its limits allow only initial capacities of the full size")
 
 
-def cache_with_room(subject: Subject, capacity: int) -> tuple[ContiguousFixture, int]:
+def cache_with_room(subject: Subject, capacity: int, **changes: Any) -> tuple[ContiguousFixture, int]:
     """Returns a cache with a token and an initial capacity near `capacity`, and how many more tokens fit before it grows."""
-    session = ContiguousFixture(subject, 1, initial_capacity=capacity)
+    session = ContiguousFixture(subject, 1, initial_capacity=capacity, **changes)
     while (room := session.model.room - len(session.model.tokens)) < 1:
         if session.model.room == session.model.most:
             raise NotOffered("room for two tokens")
@@ -241,17 +243,26 @@ def append_fused_equals_append(subject: Subject) -> None:
 
 @check("CONTIG-10a", "contiguous")
 def advance_makes_tokens_readable(subject: Subject) -> None:
+    """Writes tokens into the raw buffers several times, each time after `truncate`, and to a length that was read before."""
     subject.require_same_process()
-    session, room = cache_with_room(subject, 5)
-    cache, before, tokens = session.cache, session.cache.read(), session.random(room)
-    length = before[0].shape[2]
-    for buffer, rows in zip(cache.as_is("raw"), tokens, strict=True):
-        require_writable(buffer, "raw buffers that can be written to")
-        own = subject.to_own_array(encode_for_buffer(rows, subject.numpy(buffer), cache.config["dtype"]))
-        buffer[:, :, length : length + room, :] = own.array
-    cache.advance(room)
-    assert_equal(cache.seq_len, length + room, f"length after advance({room}) at {length}")
-    assert_pair(cache.read(), concatenate_tokens(before, tokens), f"tokens after advance({room})")
+    for dtype in supported_formats(subject, "dtype", *DTYPES):
+        session, room = cache_with_room(subject, 5, dtype=dtype)
+        cache, before = session.cache, session.cache.read()
+        length = before[0].shape[2]
+        for count in (room, room, 1, room):
+            tokens = session.random(count)
+            for buffer, rows in zip(cache.as_is("raw"), tokens, strict=True):
+                require_writable(buffer, "raw buffers that can be written to")
+                own = subject.to_own_array(encode_for_buffer(rows, subject.numpy(buffer), dtype))
+                buffer[:, :, length : length + count, :] = own.array
+            cache.advance(count)
+            assert_equal(cache.seq_len, length + count, f"length after advance({count}) at {length}")
+            keys, values = (round_to(part, dtype) for part in tokens)
+            assert_pair(cache.read(), concatenate_tokens(before, (keys, values)), f"tokens after advance({count})")
+            try:
+                cache.truncate(length)
+            except NotOffered:
+                break
 
 
 @check("CONTIG-10b", "contiguous")
@@ -402,9 +413,16 @@ def orders(batch: int) -> list[list[int]]:
 
 @check("EDIT-07a", "contiguous")
 def reorder_moves_every_token_of_a_row(subject: Subject) -> None:
+    """In one dtype every list of rows that keeps the batch size."""
+    tried = False
     for dtype in supported_formats(subject, "dtype", *DTYPES):
         session = batch_of_tokens(subject, dtype=dtype)
-        for order in orders(session.model.sizes[0]):
+        batch = session.model.sizes[0]
+        every = [] if tried or batch > 3 else [list(order) for order in product(range(batch), repeat=batch)]
+        tried = True
+        for order in [*orders(batch), *every]:
+            if len({*order}) < batch:
+                session = batch_of_tokens(subject, dtype=dtype)  # of different sequences again
             keys, values = session.cache.read()
             session.cache.reorder(order)
             session.look("seq_len")
@@ -587,12 +605,15 @@ def append_fills_buffers_to_their_last_token(subject: Subject) -> None:
                     append_content(cache, [0] * config["batch_size"], range(at, stop), written)
                     assert_cache_contains(cache, [0], stop, written)
                     at = stop
+                    with suppress(NotOffered):
+                        grown = min(max(1, 2 * capacity) if at > capacity else capacity, config["max_seq_len"])
+                        assert_equal(cache.capacity, grown, f"capacity at {at} tokens")
             capacity = max(1, 2 * capacity)
 
 
 @check("LAW-18", "contiguous")
 def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
-    cache = new_object(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=520)
+    cache = new_object(subject, "contiguous", batch_size=12, num_kv_heads=2, head_dim=80, initial_capacity=16, max_seq_len=520)
     streams, at = range(cache.config["batch_size"]), 0
     written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
     for count in (15, 1, 1, 47, 1, 64, 129, 255, 1):
@@ -605,7 +626,7 @@ def append_grows_all_sequences_of_a_batch(subject: Subject) -> None:
 @check("LAW-18", "contiguous")
 def reorder_of_long_beams_moves_every_token(subject: Subject) -> None:
     subject.require_size(batch_size=2)
-    cache = new_object(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=600)
+    cache = new_object(subject, "contiguous", batch_size=12, num_kv_heads=2, head_dim=80, initial_capacity=16, max_seq_len=600)
     batch, at = cache.config["batch_size"], 0
     written = WrittenContent(cache.config["num_kv_heads"], cache.config["head_dim"])
     streams = np.zeros((batch, 0), int)  # the stream of each row and position

@@ -1,5 +1,8 @@
 """The state machine of the family `contiguous`."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -44,6 +47,17 @@ class ContiguousStateMachine(FamilyStateMachine):
     def random_pair(self, which: int, count: int, kind: str) -> tuple[NDArray, NDArray]:
         batch, heads, dim = self.model(which).sizes
         return make_pair(self.source, (batch, heads, count, dim), kind)
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = choose_one(self.objects, which)
+        batch = self.model(which).sizes[0]
+        return {
+            "append": lambda number: self.append(which, 1 + number % 3, "uneven", fused=False),
+            "append_fused": lambda number: self.append(which, 1 + number % 3, "uneven", fused=True),
+            "advance": lambda number: self.call("advance", self.edited, count=number % 3),
+            "reorder": lambda number: self.call("reorder", self.edited, rows=[(number >> row) % batch for row in range(batch)]),
+            "reset": lambda number: self.call("reset", self.edited),
+        } | self.cache_edits(lambda: len(self.model(which).tokens))
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=TOKEN_COUNT, kind=row_kinds(), fused=st.booleans())

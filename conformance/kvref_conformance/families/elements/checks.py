@@ -1,14 +1,17 @@
 """Checks of FMT-FP8-01 to FMT-FP8-07 and of FMT-CAST: encoding and decoding of single values."""
 
+from functools import partial
+
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
-from kvref_conformance.exceptions import ClauseViolation
+from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import small_floats as oracle
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true
-from kvref_conformance.testlib.fixtures import round_to_input_dtype
+from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_same, assert_true
+from kvref_conformance.testlib.fixtures import NANS, round_to_input_dtype, strided_view
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 CODES = np.arange(256, dtype=np.uint8)
@@ -97,9 +100,8 @@ def encode_past_57344_is_infinite(subject: Subject) -> None:
 
 @check("FMT-FP8-05ab", "elements")
 def encode_and_decode_keep_nans(subject: Subject) -> None:
-    nans = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
     for name in subject.formats(*FP8):
-        got = decode(subject, encode(subject, nans, name), name)
+        got = decode(subject, encode(subject, NANS, name), name)
         assert_true(np.isnan(got).all(), f"NaNs encoded and decoded in {name}", "NaN", got)
         encode(subject, np.array([np.inf, -np.inf], np.float32), name)  # raises no error; LAW-14 judges the codes
 
@@ -128,7 +130,8 @@ def encode_is_monotonic(subject: Subject) -> None:
 def cast_rounds_to_nearest_even(subject: Subject) -> None:
     for name in subject.formats("float16", "bfloat16"):
         near = oracle.ties_and_neighbours(name)
-        values = round_to_input_dtype(subject, np.concatenate([near[:: max(1, len(near) // 20000)], every_upper_half(subject)]))
+        some = [near[:: max(1, len(near) // 20000)], every_upper_half(subject), NANS]
+        values = round_to_input_dtype(subject, np.concatenate(some))
         got = decode(subject, encode(subject, values, name), name)
         assert_same(got, oracle.round_to(values, name), f"values cast to {name}")
 
@@ -146,7 +149,45 @@ def cast_keeps_subnormals_and_overflows_to_infinity(subject: Subject) -> None:
         assert_same(got, np.array(want, np.float32)[exact], f"{values[exact].tolist()} cast to {name}")
 
 
-# Checks of LAW-14 for this family.
+# Checks of laws for this family.
+
+
+@check("LAW-15", "elements")
+def encode_and_decode_accept_views(subject: Subject) -> None:
+    for name in subject.formats(*FP8, "float16", "bfloat16"):
+        values = finite(subject, subject.rng.normal(size=40))
+        codes = encode(subject, values, name)
+        kernels = subject.new("elements")
+        got = kernels.encode(strided_view(subject, values), name)
+        assert_same(got, codes, f"{name} codes of a strided view, compared with a copy")
+        got = kernels.decode(strided_view(subject, codes, cast=False), name)
+        assert_same(got, decode(subject, codes, name), f"values of a strided view of {name} codes, compared with a copy")
+
+
+@check("LAW-17", "elements")
+def encode_and_decode_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernels = KeptResults(subject), subject.new("elements")
+    for name in subject.formats(*FP8):
+        for values in (oracle.decoded(name)[:100], oracle.decoded(name)[20:120]):
+            kept.add(f"encode to {name}", kernels.as_is("encode", finite(subject, values), name))
+        for codes in (CODES[:100], CODES[20:120]):
+            kept.add(f"decode of {name}", kernels.as_is("decode", codes, name))
+    kept.assert_unchanged()
+
+
+@check("LAW-21a", "elements")
+def encode_and_decode_in_threads_return_what_they_return_alone(subject: Subject) -> None:
+    kernels, formats = subject.new("elements"), subject.formats(*FP8)
+    if not formats:
+        raise NotOffered("a float8 format")
+
+    def encode_and_decode(values: NDArray, name: str) -> list[NDArray]:
+        codes = kernels.encode(values, name)
+        return [codes, kernels.decode(codes, name)]
+
+    given = [finite(subject, subject.rng.normal(size=2000).astype(np.float32)) for _ in range(NUM_THREADS)]
+    calls = [[partial(encode_and_decode, values, name) for name in formats] for values in given]
+    assert_threads_do_not_interfere(subject, calls, "encode and decode")
 
 
 @check("LAW-14", "elements")

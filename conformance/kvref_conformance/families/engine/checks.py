@@ -150,6 +150,21 @@ def close_changes_no_other_session(subject: Subject) -> None:
     fixture.step([third, first], 20)
 
 
+@check("ENG-05a", "engine")
+def close_of_an_unused_loaded_session_changes_no_later_session(subject: Subject) -> None:
+    """A transfer into the loaded session that is still in progress would land in the memory of the next session."""
+    fixture = EngineFixture(subject)
+    engine = fixture.engine
+    first = fixture.open(fixture.prompt())
+    saved = engine.save(first)
+    engine.close(first)
+    for _ in range(2):
+        engine.close(engine.load(saved))
+        session = fixture.open(fixture.prompt())
+        fixture.generate(session, fixture.period)
+        engine.close(session)
+
+
 @check("ENG-05b", "engine")
 def cancel_leaves_all_sessions_as_before(subject: Subject) -> None:
     fixture = EngineFixture(subject)
@@ -160,6 +175,17 @@ def cancel_leaves_all_sessions_as_before(subject: Subject) -> None:
         third = fixture.open(fixture.prompt(fixture.period + 1))
         fixture.step([third, first, second], 7)
         fixture.engine.close(third)
+
+
+@check("ENG-05b", "engine")
+def extend_after_cancel_replaces_the_cancelled_tokens(subject: Subject) -> None:
+    """More tokens are appended than were cancelled, so that the engine cannot notice by lengths that the cache has old ones."""
+    fixture = EngineFixture(subject)
+    session = fixture.open(fixture.prompt())
+    for count in (8, 1):
+        fixture.engine.cancel(session, count)
+        fixture.engine.extend(session, fixture.words(count + 3))
+    fixture.generate(session, fixture.period)  # each of these tokens decides one
 
 
 @check("ENG-06ab", "engine")
@@ -251,6 +277,10 @@ def sample_returns_the_generated_tokens_n_times(subject: Subject) -> None:
         assert_equal([answers[at : at + 9] for at in range(0, 19 * n, 19)], [fixture.tokens(session)[-9:]] * n, "sampled tokens")
         fixture.engine.sample(session, n, 3)
         fixture.engine.close(session)
+    session = fixture.open(fixture.prompt())
+    fixture.engine.sample(session, 2, 5)
+    fixture.engine.extend(session, fixture.words(8))  # more than were sampled
+    fixture.generate(session, fixture.period)
 
 
 @check("ENG-09", "engine")
@@ -262,6 +292,10 @@ def truncate_removes_a_draft(subject: Subject) -> None:
         fixture.engine.extend(session, fixture.words(count))
         fixture.engine.truncate(session, length)
         fixture.generate(session, 6)
+    fixture.engine.extend(session, fixture.words(2))
+    fixture.engine.truncate(session, len(fixture.tokens(session)) - 2)
+    fixture.engine.extend(session, fixture.words(5))  # more than were removed
+    fixture.generate(session, fixture.period)
 
 
 @check("ENG-10ad", "engine")
@@ -300,6 +334,18 @@ def remove_joins_the_tokens_around_it(subject: Subject) -> None:
         with raises("PositionOutOfRange"):
             fixture.engine.remove(session, start, stop)
     fixture.generate(session, 10)
+
+
+@check("ENG-10b", "engine")
+def remove_of_whole_blocks_joins_the_tokens_around_them(subject: Subject) -> None:
+    """An engine can cut whole blocks out of a block table, but it has to rotate the keys after them."""
+    fixture = EngineFixture(subject)
+    for start, stop in ((0, 16), (16, 48), (0, 64)):
+        count = stop + fixture.period + 5
+        if count < fixture.canary.context - 4:
+            session = fixture.open(fixture.prompt(count))
+            fixture.engine.remove(session, start, stop)
+            fixture.generate(session, 4)
 
 
 @check("ENG-10cd", "engine")

@@ -111,6 +111,7 @@ class NewSessionOrError(AcceptedOrError):
 
 class Engine(ReferenceModel):
     family = "engine"
+    clause_after_error = "ENG-10"  # a session behaves as a list of tokens, also after a call that raised
     clause_by_observation: ClassVar = {"length": "ENG-10"}
 
     def __init__(self, *, cache_tokens: int, **sizes: int) -> None:
@@ -316,7 +317,7 @@ class Engine(ReferenceModel):
         return NewSessionOrError("ENG-06", then, ("OutOfBlocks",), self._refused, self._new_session_text, tuple(self.sessions))
 
     def _refused(self) -> None:
-        self.last_change = "refused"
+        self.note_unchanged("refused")
         self._blame_all("ENG-06")
 
     def _blame_all(self, clause: str) -> None:

@@ -1,5 +1,8 @@
 """State machine of the family `engine`: random call sequences."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -46,6 +49,47 @@ class EngineStateMachine(FamilyStateMachine):
         count = max(period, 12) + 2
         prompt = [FIRST_WORD + (number * 5 + place * 7) % words for place in range(count)]
         return [BOS, *prompt, prompt[1]]
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.session(which % 3)
+        return {
+            "open": self.open_in_a_row,
+            "extend": lambda number: self.on_edited("extend", tokens=self.prompt(number % PROMPTS)),
+            "generate": lambda number: self.on_edited("generate", count=1 + number % 3),
+            "step": self.step_in_a_row,
+            "sample": lambda number: self.on_edited("sample", n=1 + number % 3, count=1 + number % 4),
+            "cancel": lambda number: self.on_edited("cancel", count=1 + number),
+            "fork": lambda number: self.continue_with(self.on_edited("fork"), number),
+            "load": lambda number: self.continue_with(self.call("load", self.objects[0], saved=self.saved), 1),
+            "truncate": lambda number: self.on_edited("truncate", length=max(0, self.length(self.edited) - 1 - number)),
+            "remove": lambda number: self.on_edited("remove", start=number, stop=min(self.length(self.edited), number + 2)),
+            "close": self.close_in_a_row,
+        }
+
+    edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
+
+    def save_before_edits(self) -> Any:
+        return self.on_edited("save")
+
+    def on_edited(self, name: str, **args: Any) -> Any:
+        return self.call(name, self.objects[0], session=self.edited, **args)
+
+    def continue_with(self, session: int | None, number: int) -> None:
+        """Make the next edits in this session, if it exists and the number is odd."""
+        self.edited = session if session is not None and number % 2 else self.edited
+
+    def open_in_a_row(self, number: int) -> None:
+        """Open a session, at most a sixth one, and continue with it."""
+        if len(self.model.sessions) < 6:
+            self.continue_with(self.call("open", self.objects[0]), 1)
+
+    def step_in_a_row(self, number: int) -> None:
+        other = choose_one({each for each, state in self.model.sessions.items() if state.tokens}, number)
+        self.call("step", self.objects[0], sessions=[*{self.edited: None, (self.edited if other is None else other): None}])
+
+    def close_in_a_row(self, number: int) -> None:
+        self.on_edited("close")
+        self.continue_with(choose_one(self.model.sessions, number), 1)
 
     @precondition(lambda self: self.objects)
     @rule(number=st.integers(0, PROMPTS - 1), cut=st.sampled_from((0, 1, 5, 13)))

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Protocol
 from kvref.array import Array
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
+from kvref_conformance.families.pool_adapters import NullBlockAdapter, SettlingAdapter
 from kvref_conformance.implementation_api import Query, Tokens
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
 from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, args, counting_rows, on_family
@@ -31,6 +32,7 @@ FAMILY = Family(
     may_be_zero=("num_blocks",),
     multiples={"num_layers": "num_groups"},
     appending={"step": ("keys", "values")},
+    counted_as={"settle": SettlingAdapter, "null_block": NullBlockAdapter},
     whole=("step",),  # the blocks that its first query sees stay allocated until the next step (GROUP-02)
 )
 

@@ -176,6 +176,37 @@ def step_can_use_the_blocks_that_it_frees(subject: Subject) -> None:
         fixture.check_tokens(sequence, f"a sequence that fills a pool of {fixture.total} blocks")
 
 
+@check("GROUP-03a", "grouped")
+def step_that_needs_the_blocks_of_a_fork_changes_nothing(subject: Subject) -> None:
+    """The blocks that leave the window of a sequence are not freed if a fork shares them."""
+    subject.require_size(sequences=2)
+    groups, size, window = groups_of(subject), subject.size("block_size", 3), subject.size("window", 7)
+    length, tried = -(-window // size) * size, 0
+    for free in range(groups):
+        for extra in (0, size):
+            total = groups * ((length + extra) // size) + free
+            fixture = GroupedFixture(subject, num_blocks=total)
+            if fixture.total != total:
+                continue
+            sequence = fixture.create(prompt(reach(subject, length + extra + 1)))
+            fixture.step_to(sequence, length + extra, by=size)
+            left = fixture.total - fixture.count_blocks()
+            if fixture.count_needed(sequence, 1) > left or left >= groups:
+                continue
+            fork = fixture.fork(sequence, fixture.sequences[sequence].tokens)
+            before = [fixture.tables(each) for each in (sequence, fork)]
+            with raises("OutOfBlocks"):
+                fixture.step(sequence, 1)
+            when = f"after a step without room because a fork shares the blocks that left the window, with {left} free blocks"
+            assert_equal([fixture.tables(each) for each in (sequence, fork)], before, f"block tables {when}")
+            assert_equal(fixture.cache.num_free_blocks, left, f"free blocks {when}")
+            for each in (sequence, fork):
+                fixture.check_tokens(each, f"a sequence {when}")
+            tried += 1
+    if not tried:
+        raise NotOffered("a pool in which a step has room without a fork only")
+
+
 @check("GROUP-04ab", "grouped")
 def read_returns_the_positions_that_the_group_stores(subject: Subject) -> None:
     length = reach(subject)

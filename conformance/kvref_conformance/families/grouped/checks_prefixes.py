@@ -1,5 +1,7 @@
 """Checks of GROUP-05 and 06: the hit of all groups together, and the blocks of cached prefixes."""
 
+from itertools import product
+
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.grouped.checks import reach, with_sequence
@@ -281,6 +283,30 @@ def commit_accepts_appended_tokens_only(subject: Subject) -> None:
     later = fixture.begin(tokens)
     with raises("TokenMismatch"):
         fixture.cache.commit(later, [OTHER])
+
+
+@check("PREFIX-02acd", "grouped")
+def sharers_commit_independently(subject: Subject) -> None:
+    """One sharer edits and commits its tokens. The committed tokens of the other, and what it commits later, do not change."""
+    subject.require_size(sequences=3)
+    size = long_window(subject, 3)
+    for start, editor in product((2 * size, size), (0, 1)):
+        fixture = GroupedFixture(subject, 3 * size, sequences=4, window=3 * size + 1)
+        tokens = prompt(2 * size)
+        parent = fixture.serve(tokens, by=size)
+        sharers = parent, fixture.fork(parent, tokens)
+        one, other = sharers[editor], sharers[1 - editor]
+        fixture.truncate(one, start)
+        fixture.sequences[one].tokens = [*tokens[:start], *prompt(3 * size - start, 2)]
+        fixture.step_to(one, 3 * size, by=size, commit=True)
+        with raises("TokenMismatch"):
+            fixture.cache.commit(other, [*tokens[:-1], OTHER])
+        fixture.sequences[other].tokens = [*tokens, *prompt(size, 3)]
+        fixture.step_to(other, 3 * size, by=size, commit=True)
+        for each, name in zip(sharers, ("parent", "fork"), strict=True):
+            own = fixture.sequences[each].tokens
+            assert_equal(fixture.match([*own, OTHER]), 3 * size, f"match of the prompt that the {name} committed")
+            fixture.check_tokens(each, f"the {name} after both sharers committed")
 
 
 @check("PREFIX-11ab", "grouped")

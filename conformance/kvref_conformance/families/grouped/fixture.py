@@ -11,21 +11,26 @@ from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.fixture import read_back
 from kvref_conformance.families.prefix.fixture import streams
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import attention, output_rounding
+from kvref_conformance.oracle.attention import attention, output_rounding, weight_rounding
 from kvref_conformance.testlib.assertions import assert_equal, assert_within, normal_rows, raises
 from kvref_conformance.testlib.fixtures import block_table_of, clamp_to_limits, construct
 from kvref_conformance.testlib.tagged_content import content_pair
 
 
-def window_attention(query: Any, keys: NDArray, values: NDArray, window: int | None, scale: float) -> tuple[NDArray, NDArray]:
-    """Returns the output and its bound. keys, values: [n, heads, dim] of the last n positions, which include the queries' own."""
+def window_attention(
+    query: Any, keys: NDArray, values: NDArray, window: int | None, scale: float, weight_dtype: str = "float32"
+) -> tuple[NDArray, NDArray]:
+    """Returns the output and its bound. keys, values: [n, heads, dim] of the last n positions, which include the queries' own.
+
+    weight_dtype: the dtype that weights may be rounded to.
+    """
     outs, bounds = list[NDArray](), list[NDArray]()
     for index, row in enumerate(np.asarray(query)):
         stop = len(keys) - len(query) + index + 1
         visible = slice(0 if window is None else max(0, stop - window), stop)
         out, bound = attention(row[None], keys[visible], values[visible], scale=scale)
         outs.append(out)
-        bounds.append(bound)
+        bounds.append(bound + weight_rounding(row[None], keys[visible], values[visible], weight_dtype, scale=scale))
     empty = np.zeros((0, *np.shape(query)[1:]))
     return np.concatenate([empty, *outs]), np.concatenate([empty, *bounds])
 
@@ -211,6 +216,8 @@ class GroupedFixture:
             window = self.window if self.is_windowed(layer) else None
             first = 0 if window is None else max(0, state.length - count - window + 1)
             keys, values = self.compute(sequence, layer, range(first, state.length))
-            want, bound = window_attention(query, keys, values, window, scale)
+            limits = self.subject.limits
+            weights = limits.dtypes("grouped")[0] if limits.switch("grouped", "rounded_weights") else "float32"
+            want, bound = window_attention(query, keys, values, window, scale, weights)
             bound = bound + output_rounding(want, bound, self.subject.dtype)
             assert_within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention of {what}, layer {layer}")

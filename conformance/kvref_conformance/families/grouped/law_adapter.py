@@ -21,6 +21,7 @@ from kvref_conformance.testlib.law_adapter import (
     BadCall,
     Counter,
     LawAdapter,
+    unknown_ids,
     wrong_pairs,
     wrong_queries,
 )
@@ -74,7 +75,8 @@ class GroupedLawAdapter(LawAdapter):
     def out_of_range_calls(self) -> list[BadCall]:
         sequence, length, layers = self.sequence, len(self), self.config["num_layers"]
         step = [self.to_cache_layout(part) for part in random_pair(self.subject, 1)]
-        calls: list[BadCall] = [("SequenceNotFound", "step", (wrong, *step)) for wrong in (-1, sequence + 10**6)]
+        unknown = unknown_ids(self.subject, sequence)
+        calls: list[BadCall] = [("SequenceNotFound", "step", (wrong, *step)) for wrong in unknown]
         for layer in (-1, layers):
             calls += [("LayerOutOfRange", "block_table", (sequence, layer)), ("LayerOutOfRange", "read", (sequence, layer, [0]))]
         calls += [("PositionOutOfRange", "read", (sequence, self.layer, [0, position])) for position in (-1, length)]
@@ -83,8 +85,9 @@ class GroupedLawAdapter(LawAdapter):
             ("PositionOutOfRange", "commit", (sequence, [1] * (length + 1))),
             ("TokenOutOfRange", "commit", (sequence, [-1])),
         ]
-        calls += [("SequenceNotFound", "commit", (wrong, [])) for wrong in (-1, sequence + 10**6)]
-        calls += [("SequenceNotFound", "length", (-1,)), ("InUse", "reset", ())]
+        calls += [("SequenceNotFound", "commit", (wrong, [])) for wrong in unknown]
+        calls += [("SequenceNotFound", name, (wrong,)) for name in ("length", "fork", "drop") for wrong in unknown]
+        calls += [("InUse", "reset", ())]
         return calls + [("TokenOutOfRange", name, ([1, -1],)) for name in ("begin", "match")]
 
     def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
@@ -95,6 +98,13 @@ class GroupedLawAdapter(LawAdapter):
             "step": [(self.sequence, *step) for step in [*steps, (np.stack([good] * different_size(layers)),) * 2]],
             "attend": [(self.sequence, self.layer, query, 1.0) for query in wrong_queries(self.subject)],
         }
+
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return self.sequence, self.layer
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        at = (self.sequence, self.layer)
+        return [("block_table", at), ("read", (*at, list(range(len(self)))))]
 
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         step = [self.to_cache_layout(part) for part in random_pair(self.subject, 1)]

@@ -6,11 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.families.grouped.fixture import window_attention
 from kvref_conformance.families.grouped.ownership_model import OwnershipState
 from kvref_conformance.families.paged.table_model import stacked, stored
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import U, may_overflow, query_errors
+from kvref_conformance.oracle.attention import expect_attend, query_errors
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     AnyOf,
@@ -151,7 +150,7 @@ class Grouped(ReferenceModel):
         if wrong:
             refused = self.expect_error(wrong + storage_errors(keys, values, self.dtype))
             short = wrong[0][0] == "OutOfBlocks"
-            return replace(refused, on_error=lambda: self.on_success("no blocks")(None)) if short else refused
+            return replace(refused, on_error=lambda: self.note_unchanged("no blocks")) if short else refused
         new = [stored(key, value, self.dtype) for key, value in zip(keys, values, strict=True)]
 
         def change(ok: Any) -> None:
@@ -172,7 +171,7 @@ class Grouped(ReferenceModel):
             *(part.values for tokens, _ in new for token in tokens for part in token)
         ):
             return Expectation("GROUP-03", then)
-        return AcceptedOrError("LAW-04", then, on_error=lambda: self.on_success("refused")(None))
+        return AcceptedOrError("LAW-04", then, on_error=lambda: self.note_unchanged("refused"))
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong = self._unknown(sequence) + _no_tokens(tokens)
@@ -258,15 +257,12 @@ class Grouped(ReferenceModel):
         if wrong:
             return self.expect_error(wrong)
         parts, unsure = self._parts(sequence, layer, range(self.held.first(group, start), length))
-        keys, values = (part.values for part in parts)
-        if unsure is not None or any(part.slack.any() for part in parts):
-            return UnjudgedReply("GROUP-04")  # the values it reads as are not known to the bit
-        if not all_finite(query, keys, values) or may_overflow(query, keys, values, scale):
-            return UnjudgedReply("GROUP-04")
-        out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
-        return ExpectedArrays(
-            "GROUP-04", parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True
-        )
+        if unsure is not None:
+            return UnjudgedReply("GROUP-04")  # the values it reads as are not known
+        window, count = self.held.windows[group], len(parts[0].values)
+        stops = range(count - len(query) + 1, count + 1)
+        views = [np.arange(0 if window is None else max(0, stop - window), stop) for stop in stops]
+        return expect_attend("GROUP-04", query, *parts, scale, views)
 
     def _first_held(self, sequence: int, layer: int) -> int:
         """Returns the first position whose block the layer's group has not freed."""

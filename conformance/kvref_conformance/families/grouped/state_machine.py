@@ -1,5 +1,8 @@
 """The state machine of the family `grouped`."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -19,10 +22,10 @@ from kvref_conformance.fuzz.state_registry import ModelCall, register_error_stat
 from kvref_conformance.oracle.formats import group_of
 
 SEQUENCE = ANY_INDEX
-STEP = st.sampled_from((1, 1, 1, 2, 3, 1, 5, 0, 8, 1))  # tokens of a step
+STEP = st.sampled_from((1, 1, 1, 2, 3, 5, 5, 0, 8, 1))  # tokens of a step
 ALL = 99  # stands for as many queries as there are tokens
 ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # number of queries in a call of `attend`
-TIMES = st.sampled_from((1, 1, 2, 4, 6))  # steps in a row
+TIMES = st.sampled_from((1, 2, 2, 4, 6))  # steps in a row
 BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # the position at which a prompt begins to differ from the common prompt; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
 SOMETIMES = st.sampled_from((False, False, True))
@@ -72,6 +75,50 @@ class GroupedStateMachine(FamilyStateMachine):
         """Returns whether one more sequence can be created."""
         return len(self.known.lengths) < min(MANY, self.subject.size("sequences", 99))
 
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.sequence(which)
+        return {
+            "create": lambda number: self.continue_with(self.call("create", self.objects[0]) if self.room() else None),
+            "drop": self.drop_in_a_row,
+            "fork": self.fork_in_a_row,
+            "truncate": self.truncate_in_a_row,
+            "begin": self.begin_in_a_row,
+            "commit": lambda number: self.commit_what_is_there(self.edited),
+            "reset": self.reset_in_a_row,
+            "step": lambda number: self.rows(self.edited, (1 + number) * self.stride, "uneven"),
+        }
+
+    def continue_with(self, sequence: int | None) -> None:
+        """Makes the next edits on this sequence, if it was created."""
+        self.edited = self.edited if sequence is None else sequence
+
+    def drop_in_a_row(self, number: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.edited)
+        self.continue_with(choose_one(self.known.lengths, number))
+
+    def fork_in_a_row(self, number: int) -> None:
+        if self.room():
+            child = self.call("fork", self.objects[0], sequence=self.edited)
+            self.continue_with(child if number % 2 else None)
+
+    def truncate_in_a_row(self, number: int) -> None:
+        length = self.known.lengths.get(self.edited, 0)
+        self.call("truncate", self.objects[0], sequence=self.edited, length=0 if number == 7 else max(0, length - number))
+        self.plans[self.edited] = []
+
+    def begin_in_a_row(self, number: int) -> None:
+        if self.room() and not self.known.held.unsure:
+            tokens = prompt((0, 0, 3, 5)[number % 4] * self.stride, (2 + number) * self.stride)
+            begun = self.call("begin", self.objects[0], tokens=tokens)
+            if begun is not None:
+                self.plans[begun] = tokens
+                self.continue_with(begun)
+
+    def reset_in_a_row(self, number: int) -> None:
+        for sequence in list(self.known.lengths):
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
+
     @precondition(lambda self: self.objects)
     @rule()
     def create(self) -> None:
@@ -84,10 +131,11 @@ class GroupedStateMachine(FamilyStateMachine):
         sequence = self.sequence(which)
         for _ in range(times):
             self.rows(sequence, count * self.stride, kind)
-            if commit and sequence in self.known.lengths:
+            if commit:
                 self.commit_what_is_there(sequence)
 
     step_more = step
+    step_again = step
 
     def rows(self, sequence: int, count: int, kind: str) -> None:
         keys, values = make_pair(self.source, (self.config["num_layers"], count, *self.shape), kind)
@@ -109,7 +157,8 @@ class GroupedStateMachine(FamilyStateMachine):
         return tokens
 
     def commit_what_is_there(self, sequence: int) -> None:
-        self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
+        if sequence in self.known.lengths:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
 
     @precondition(lambda self: self.objects)
     @rule(
@@ -186,9 +235,27 @@ class GroupedStateMachine(FamilyStateMachine):
     @rule(which=SEQUENCE, count=STEP, kind=row_kinds())
     def fork(self, which: int, count: int, kind: str) -> None:
         if self.room() or which == LAST_INDEX:
-            child = self.call("fork", self.objects[0], sequence=self.sequence(which))
+            sequence = self.sequence(which)
+            child = self.call("fork", self.objects[0], sequence=sequence)
             if child is not None:
                 self.rows(child, count * self.stride, kind)
+                if count in (2, 3):
+                    self.commit_after_fork(sequence, child, kind)
+
+    def commit_after_fork(self, sequence: int, child: int, kind: str) -> None:
+        """Replaces a committed token of the child and commits it. The parent then commits wrong tokens, and its own."""
+        committed = list(self.known.told[sequence][1])
+        if committed:
+            self.call("truncate", self.objects[0], sequence=child, length=len(committed) - 1)
+            self.plans[child] = []
+        for each in (child, sequence):
+            if committed and each == sequence:
+                self.call("commit", self.objects[0], sequence=sequence, tokens=[*committed[:-1], FRESH])
+            if each in self.known.lengths:
+                self.rows(each, self.stride, kind)
+                self.commit_what_is_there(each)
+
+    fork_more = fork
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY_INDEX, position=st.integers(-1, 12))
@@ -203,6 +270,8 @@ class GroupedStateMachine(FamilyStateMachine):
         query = self.source.rows((count, self.shape[0] * group, self.shape[1]), kind)
         layer = clip_index(layer, self.config["num_layers"])
         self.call_quietly("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
+
+    attend_more = attend
 
     @precondition(lambda self: self.objects)
     @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))

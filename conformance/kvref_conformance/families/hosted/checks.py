@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.families.hosted.model import Hosted
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.formats import group_of
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, group_of
 from kvref_conformance.oracle.formats.per_row import read_as
-from kvref_conformance.testlib.assertions import assert_pair, assert_reads, raises
+from kvref_conformance.testlib.assertions import KeptResults, assert_pair, assert_reads, raises
 from kvref_conformance.testlib.fixtures import new_object, random_pair, require_sizes, sample_formats, supported_formats
 from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.registry import check
@@ -56,6 +58,15 @@ def to_device_restores_blocks_bit_for_bit(subject: Subject) -> None:
         assert_pair(fixture.cache.read(1), before, "block 0, copied to the host and back as block 1")
 
 
+@check("LAW-17", "hosted")
+def read_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, fixture = KeptResults(subject), HostedFixture(subject)
+    for block in (0, 1, 0):
+        fixture.write(block)
+        kept.add(f"read({block})", fixture.cache.as_is("read", block))
+    kept.assert_unchanged()
+
+
 @check("LAW-04", "hosted")
 @check("MOVE-12a", "hosted")
 def to_device_restores_the_values_of_the_format(subject: Subject) -> None:
@@ -84,6 +95,24 @@ def to_host_copies_independently_of_the_source(subject: Subject) -> None:
     fixture.look()
 
 
+@check("MOVE-12ab", "hosted")
+def copies_take_effect_in_the_order_of_the_calls(subject: Subject) -> None:
+    """Makes several random copies before it reads, so that places and blocks are overwritten after they were copied."""
+    for format in supported_formats(subject, "format", *PLAIN_FORMATS)[:1]:
+        for _ in range(12):
+            fixture = HostedFixture(subject, format=format)
+            blocks = min(fixture.blocks, 3)
+            fixture.write(*range(blocks))
+            fixture.cache.to_host([0, 1], [0, 1])
+            for _ in range(8):
+                block, place = int(subject.rng.integers(0, blocks)), int(subject.rng.integers(0, 2))
+                if subject.rng.integers(0, 2):
+                    fixture.cache.to_host([block], [place])
+                else:
+                    fixture.cache.to_device([place], [block])
+            fixture.look()
+
+
 @check("MOVE-12a", "hosted")
 def to_host_copies_several_blocks_to_several_places(subject: Subject) -> None:
     fixture = HostedFixture(subject)
@@ -108,6 +137,7 @@ def to_host_and_to_device_that_raise_copy_nothing(subject: Subject) -> None:
         *([([1, number], [0, 1], "SlotOutOfRange") for number in subject.integers(-1)]),
         *([([1, 0], [0, number], "SlotOutOfRange") for number in subject.integers(-1)]),
     ]  # fmt: skip
+    fixture.look()
     for blocks, places, kind in wrong:
         with raises(kind):
             fixture.cache.to_host(blocks, places)
@@ -116,6 +146,42 @@ def to_host_and_to_device_that_raise_copy_nothing(subject: Subject) -> None:
         fixture.look()
     fixture.cache.to_device([0, 1], [0, 1])
     fixture.look()
+
+
+@check("LAW-10", "hosted")
+def write_of_a_wrong_shape_raises(subject: Subject) -> None:
+    fixture = HostedFixture(subject)
+    fixture.write(0)
+    keys, values = block_of_tokens(subject, fixture.cache)
+    for axis in range(3):  # tokens, heads, dim
+        long_keys, long_values = (np.concatenate([part, part], axis) for part in (keys, values))
+        for pair in ((long_keys, long_values), (long_keys, values), (keys, long_values), (keys[0], values[0])):
+            with raises("ShapeMismatch"):
+                fixture.cache.write(0, *pair)
+            fixture.look()
+
+
+@check("LAW-11", "hosted")
+def read_and_write_of_a_block_out_of_range_raise(subject: Subject) -> None:
+    fixture = HostedFixture(subject)
+    fixture.write(0)
+    for block in (fixture.blocks, fixture.blocks + 10**6, *subject.integers(-1)):
+        with raises("SlotOutOfRange"):
+            fixture.cache.read(block)
+        with raises("SlotOutOfRange"):
+            fixture.cache.write(block, *block_of_tokens(subject, fixture.cache))
+        fixture.look()
+
+
+@check("FMT-LEVEL-04b", "hosted")
+def write_of_float64_raises(subject: Subject) -> None:
+    fixture = HostedFixture(subject)
+    fixture.write(0)
+    keys, values = block_of_tokens(subject, fixture.cache)
+    for wide in ((keys.astype(np.float64), values), (keys, values.astype(np.float64))):
+        with raises("DtypeMismatch"):
+            fixture.cache.write(0, *wide)
+        fixture.look()
 
 
 # LAW-20: a law in the form that applies to this family only.

@@ -1,5 +1,8 @@
 """State machine of the family `hosted`: random call sequences."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -31,6 +34,19 @@ class HostedStateMachine(FamilyStateMachine):
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.config["block_size"], self.config["num_kv_heads"], self.config["head_dim"]
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+
+        def copy(number: int, name: str) -> None:
+            block, place = [number % self.config["num_blocks"]], [number // 2 % self.config["capacity"]]
+            self.call(name, self.edited, blocks=block, places=place)
+
+        return {
+            "write": lambda number: self.write(number % self.config["num_blocks"], "uneven"),
+            "to_host": lambda number: copy(number, "to_host"),
+            "to_device": lambda number: copy(number, "to_device"),
+        }
 
     @precondition(lambda self: self.objects)
     @rule(block=MANY, kind=KIND)

@@ -1,5 +1,7 @@
 """Checks of KERN: kernels that move tokens by slot."""
 
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,17 @@ from kvref_conformance.calls.recorder import OwnArray
 from kvref_conformance.calls.subject import Subject, narrow_dtype
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true, raises
+from kvref_conformance.oracle.formats.small_floats import round_to
+from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_same, assert_true, raises
+from kvref_conformance.testlib.fixtures import strided_view
 from kvref_conformance.testlib.production_sizes import HEAD_DIMS
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.tagged_content import KEYS, token_content
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
+MAX_STORE_BYTES = 2**28  # of a store at production sizes
 SLOTS = 12  # at least; rounded up to full blocks
+INTEGERS = [np.dtype(f"{kind}{width}") for width in (8, 16, 32, 64) for kind in ("int", "uint")]
 NANS = {  # a quiet and a signaling NaN with payloads, per dtype
     "float32": (0x7FC12345, 0xFF800001), "float16": (0x7E12, 0xFC01), "bfloat16": (0x7FC1, 0xFF81),
 }  # fmt: skip
@@ -26,10 +33,10 @@ def shape(subject: Subject) -> tuple[int, int]:
     return subject.heads, subject.size("head_dim", 3)
 
 
-def num_slots(subject: Subject) -> int:
-    """Returns SLOTS, rounded up to a multiple of the block size."""
+def num_slots(subject: Subject, least: int = SLOTS) -> int:
+    """Returns the least number of slots, rounded up to a multiple of the block size."""
     size = subject.size("block_size", 3)
-    return -(-SLOTS // size) * size
+    return -(-least // size) * size
 
 
 def dtype_of(subject: Subject) -> tuple[Any, Any]:
@@ -111,8 +118,8 @@ def scatter_skips_negative_slots(subject: Subject) -> None:
 @check("KERN-03a", "kernels")
 def scatter_and_gather_past_the_end_raise_and_change_nothing(subject: Subject) -> None:
     store, new = filled_store(subject), bits(3, subject)
-    for slots in ([1, 2, len(store)], [len(store) + 100, 1, 2], [0, 2**40, 1]):
-        assert_slots_rejected(subject, store, np.array(slots), new, "SlotOutOfRange")
+    for slots in ([1, 2, len(store)], [len(store) + 100, 1, 2], [0, 2**40, 1], [len(store)]):
+        assert_slots_rejected(subject, store, np.array(slots), new[: len(slots)], "SlotOutOfRange")
 
 
 @check("KERN-03b", "kernels")
@@ -203,15 +210,28 @@ def scatter_to_a_repeated_slot_stores_one_whole_token(subject: Subject) -> None:
 
 @check("KERN-08a", "kernels")
 def scatter_and_gather_accept_slots_of_any_integer_type(subject: Subject) -> None:
-    store, new = filled_store(subject), bits(3, subject)
-    want = store.copy()
-    want[[11, 0, 5]] = new
-    for bits_of_slot in (8, 16, 32, 64):
-        for kind in ("int", "uint"):
-            slots = np.array([11, 0, 5], f"{kind}{bits_of_slot}")
-            same_bits(scatter(subject, store.copy(), slots, new), want, f"the store after scatter with slots of {slots.dtype}")
-            got = as_is(subject.new("kernels"), "gather", want, slots)
-            same_bits(subject.implementation.to_numpy(got), new, f"tokens gathered with slots of {slots.dtype}")
+    """The offset of the last slot is beyond an integer of 8 bits."""
+    store, new = bits(num_slots(subject, 128), subject), bits(3, subject)
+    for integer in INTEGERS:
+        slots = np.array([min(np.iinfo(integer).max, len(store) - 1), 0, 5], integer)
+        want = store.copy()
+        want[slots.astype(np.int64)] = new
+        same_bits(scatter(subject, store.copy(), slots, new), want, f"the store after scatter with slots of {integer}")
+        got = as_is(subject.new("kernels"), "gather", want, slots)
+        same_bits(subject.implementation.to_numpy(got), new, f"tokens gathered with slots of {integer}")
+
+
+@check("KERN-09a", "kernels")
+def copy_accepts_blocks_of_any_integer_type(subject: Subject) -> None:
+    """The offset of the last block is beyond an integer of 8 bits."""
+    size = subject.size("block_size", 3)
+    store = bits(128 * size, subject)
+    for integer in INTEGERS:
+        sources, targets = np.array([100, 2], integer), np.array([0, 127], integer)
+        want = store.reshape(128, size, *shape(subject)).copy()
+        want[[0, 127]] = want[[100, 2]]
+        got = copy_blocks(subject, store.copy(), sources, targets, size)
+        same_bits(got, want.reshape(store.shape), f"the store after copy between blocks of {integer}")
 
 
 @check("KERN-08b", "kernels")
@@ -242,6 +262,49 @@ def require_negative_slots(subject: Subject) -> None:
 def assert_slots_rejected(subject: Subject, store: NDArray, slots: NDArray, new: NDArray, kind: str) -> None:
     assert_rejected(subject, kind, store, "scatter", slots, new)
     assert_rejected(subject, kind, store, "gather", slots)
+
+
+@check("LAW-15", "kernels")
+def scatter_and_gather_accept_views(subject: Subject) -> None:
+    store, new, slots = filled_store(subject), bits(3, subject), np.array([5, 0, 11])
+    want = store.copy()
+    want[slots] = new
+    kernels = subject.new("kernels")
+    for numbers in (slots, strided_view(subject, slots)):
+        got = as_is(kernels, "scatter", subject.to_own_array(store.copy()), numbers, strided_view(subject, new))
+        same_bits(subject.implementation.to_numpy(got), want, "the store after scatter of a strided view")
+        got = as_is(kernels, "gather", strided_view(subject, want), numbers)
+        same_bits(subject.implementation.to_numpy(got), new, "tokens gathered from a strided view of a store")
+
+
+@check("LAW-17", "kernels")
+def gather_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernels, store = KeptResults(subject), subject.new("kernels"), filled_store(subject)
+    for slots in ([3, 1, 4], [5, 9, 2], [0, 6, 7]):
+        kept.add(f"gather of slots {slots}", as_is(kernels, "gather", store, slots))
+    as_is(kernels, "scatter", subject.to_own_array(store), [3, 1, 4], bits(3, subject))
+    kept.assert_unchanged()
+
+
+@check("LAW-21a", "kernels")
+def kernels_in_threads_move_what_they_move_alone(subject: Subject) -> None:
+    kernels = subject.new("kernels")
+
+    def move(store: NDArray, slots: list[int], new: NDArray) -> list[NDArray]:
+        own = subject.to_own_array(store.copy())
+        after = as_is(kernels, "scatter", own, slots, new)
+        results = [after, as_is(kernels, "gather", store, slots)]
+        with suppress(NotOffered):
+            results.append(
+                as_is(kernels, "copy", subject.to_own_array(store.copy()), [0, 1], [2, 3], subject.size("block_size", 3))
+            )
+        return [_patterns(subject.implementation.to_numpy(each)) for each in results]
+
+    calls = []
+    for _ in range(NUM_THREADS):
+        slots = subject.rng.permutation(num_slots(subject, 300))[:200].tolist()
+        calls.append([partial(move, bits(num_slots(subject, 300), subject), slots, bits(200, subject))])
+    assert_threads_do_not_interfere(subject, calls, "scatter, gather and copy")
 
 
 # Checks of KERN-09: copies of blocks of slots.
@@ -294,6 +357,7 @@ def copy_of_invalid_blocks_raises_and_changes_nothing(subject: Subject) -> None:
     store = bits(4 * size - 1, subject)  # the last block lacks a slot
     wrong: list[tuple[Any, Any, str]] = [
         ([0, 4], [1, 2], "SlotOutOfRange"), ([0, 1], [2, 4], "SlotOutOfRange"), ([0, 3], [1, 2], "SlotOutOfRange"),
+        ([3], [0], "SlotOutOfRange"), ([0], [3], "SlotOutOfRange"), ([4], [0], "SlotOutOfRange"), ([0], [4], "SlotOutOfRange"),
         ([0, 1], [2, 3], "SlotOutOfRange"), ([0, 1], [2], "ShapeMismatch"), ([0], [1, 2], "ShapeMismatch"),
         (np.array([0.0, 1.0], np.float32), [1, 2], "DtypeMismatch"), ([0, 1], np.array([True, False]), "DtypeMismatch"),
         (np.array([0, 2**32 - 1], np.uint32), [1, 2], "SlotOutOfRange"),
@@ -307,20 +371,37 @@ def copy_of_invalid_blocks_raises_and_changes_nothing(subject: Subject) -> None:
 # Checks of LAW-18: kernels at production sizes.
 
 
-def tokens_of_slots(slots: NDArray, heads: int, dim: int) -> NDArray:
-    """Returns float32 [n, heads, dim]: the token that belongs in each slot."""
-    return token_content(0, 0, slots, heads, dim, KEYS)
+def tokens_of_slots(subject: Subject, slots: NDArray, heads: int, dim: int) -> NDArray:
+    """Returns float32 [n, heads, dim]: the token that belongs in each slot, rounded to the dtype of array arguments."""
+    rounded: NDArray = round_to(token_content(0, 0, slots, heads, dim, KEYS), subject.limits.dtypes("kernels")[0])
+    return rounded
 
 
-def assert_scatter_and_gather(subject: Subject, num_slots: int, slots: NDArray, heads: int, dim: int) -> None:
-    """Scatters tokens to slots and gathers them in another order; other slots must not change."""
+def empty_store(num_slots: int, heads: int, dim: int) -> NDArray:
+    """Returns float32 [num_slots, heads, dim]. Raises NotOffered if it is larger than MAX_STORE_BYTES."""
+    if 4 * num_slots * heads * dim > MAX_STORE_BYTES:
+        raise NotOffered(
+            f"{num_slots} slots in at most {MAX_STORE_BYTES >> 20} MiB, where its limits lead to {heads} heads of {dim}"
+        )
+    return np.zeros((num_slots, heads, dim), np.float32)
+
+
+def assert_scatter_and_gather(
+    subject: Subject, num_slots: int, slots: NDArray, heads: int, dim: int, integer: Any = np.int64
+) -> None:
+    """Scatters tokens to slots and gathers them in another order; other slots must not change.
+
+    heads, dim: the wanted sizes. integer: the type of slots.
+    """
+    heads, dim = subject.size("num_kv_heads", heads), subject.size("head_dim", dim)
     kernels = subject.new("kernels")
-    store: Any = subject.to_own_array(np.zeros((num_slots, heads, dim), np.float32))
+    store: Any = subject.to_own_array(empty_store(num_slots, heads, dim))
     for part in np.array_split(slots, 3):
-        store = OwnArray(kernels.as_is("scatter", store, part, tokens_of_slots(part, heads, dim)))
+        moved = tokens_of_slots(subject, part, heads, dim)
+        store = OwnArray(kernels.as_is("scatter", store, part.astype(integer), moved))
     back = subject.rng.permutation(slots)
-    got = subject.numpy(kernels.as_is("gather", store, back))
-    assert_same(got, tokens_of_slots(back, heads, dim), f"tokens gathered from {len(back)} of {num_slots} slots")
+    got = subject.numpy(kernels.as_is("gather", store, back.astype(integer)))
+    assert_same(got, tokens_of_slots(subject, back, heads, dim), f"tokens gathered from {len(back)} of {num_slots} slots")
     others = np.setdiff1d(np.concatenate([slots + 1, slots - 1]) % num_slots, slots)[:1000]
     got = subject.numpy(kernels.as_is("gather", store, others))
     assert_same(got, np.zeros((len(others), heads, dim), np.float32), "other slots")
@@ -330,18 +411,25 @@ def assert_scatter_and_gather(subject: Subject, num_slots: int, slots: NDArray, 
 def scatter_and_gather_move_whole_tokens_at_production_sizes(subject: Subject) -> None:
     near = [power + by for power in (256, 1024, 4096, 32_768, 65_536) for by in (-1, 0, 1)]
     slots = np.unique([*near, 0, 69_999, *subject.rng.choice(70_000, 2000, replace=False)])
-    assert_scatter_and_gather(subject, 70_000, subject.rng.permutation(slots), 1, 16)
-    for dim in HEAD_DIMS:
-        assert_scatter_and_gather(subject, 600, subject.rng.permutation(600)[:300], 3, dim)
+    size = subject.size("block_size", 1)  # the store has whole blocks
+    many, few = (-(-count // size) * size for count in (70_000, 600))
+    assert_scatter_and_gather(subject, many, subject.rng.permutation(slots), 1, 16)
+    for integer in INTEGERS[2:4]:  # slots whose offsets are beyond their type
+        small = slots[slots <= np.iinfo(integer).max][-300:]
+        assert_scatter_and_gather(subject, many, subject.rng.permutation(small), 1, 16, integer)
+    for dim in dict.fromkeys(subject.size("head_dim", each) for each in HEAD_DIMS):
+        assert_scatter_and_gather(subject, few, subject.rng.permutation(600)[:300], 3, dim)
 
 
 @check("LAW-18", "kernels")
 def update_starts_at_any_position(subject: Subject) -> None:
     kernels = subject.new("kernels")
-    for dim in (64, 128):
-        buffer = np.zeros((1, 2, 1030, dim), np.float32)
+    batch, heads = subject.size("batch_size", 1), subject.size("num_kv_heads", 2)
+    for dim in dict.fromkeys(subject.size("head_dim", each) for each in (64, 128)):
+        buffer = np.zeros((batch, heads, 1030, dim), np.float32)
         for position, count in ((0, 127), (127, 2), (129, 383), (512, 1), (513, 511), (1024, 6)):
-            new = tokens_of_slots(np.arange(position, position + count), 2, dim).transpose(1, 0, 2)[None]
+            rows = tokens_of_slots(subject, np.arange(position, position + batch * count), heads, dim)
+            new = rows.reshape(batch, count, heads, dim).transpose(0, 2, 1, 3)
             got = subject.numpy(kernels.as_is("update", buffer.copy(), new, position))
             buffer[:, :, position : position + count] = new
             assert_same(got, buffer, f"a buffer after update with {count} tokens at {position}")
@@ -349,13 +437,15 @@ def update_starts_at_any_position(subject: Subject) -> None:
 
 @check("LAW-18", "kernels")
 def copy_distinguishes_blocks_past_16_bits(subject: Subject) -> None:
-    kernels, size, blocks = subject.new("kernels"), 2, 66_000
+    heads, dim = subject.size("num_kv_heads", 1), subject.size("head_dim", 4)
+    kernels, size, blocks = subject.new("kernels"), subject.size("block_size", 2), 66_000
     sources = np.array([0, 255, 256, 32_767, 32_768, 65_535, 65_536, 65_999])
     targets = np.array([65_537, 1, 65_998, 300, 40_000, 2, 65_700, 3])
-    store = np.zeros((blocks * size, 1, 4), np.float32)
+    store = empty_store(blocks * size, heads, dim)
     for source in sources:
-        store[source * size : (source + 1) * size] = tokens_of_slots(np.arange(source * size, (source + 1) * size), 1, 4)
+        slots = np.arange(source * size, (source + 1) * size)
+        store[source * size : (source + 1) * size] = tokens_of_slots(subject, slots, heads, dim)
     want = store.copy()
-    want.reshape(blocks, size, 4)[targets] = store.reshape(blocks, size, 4)[sources]
+    want.reshape(blocks, size, heads, dim)[targets] = store.reshape(blocks, size, heads, dim)[sources]
     got = subject.numpy(kernels.as_is("copy", subject.to_own_array(store), sources, targets, size))
     assert_same(got, want, f"a store of {blocks} blocks after a copy of {len(sources)}")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Protocol
 
 from kvref.array import Array
 from kvref_conformance.families import Family
-from kvref_conformance.families.laws import OF_CACHES
+from kvref_conformance.families.laws import OF_CACHES, OF_SAVED_CACHES
 from kvref_conformance.implementation_api import Attended, Saved
 from kvref_conformance.oracle.formats import PACKED_FORMAT, PLAIN_FORMATS, SCALED_FORMATS, group_of
 from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
@@ -32,6 +32,7 @@ FAMILY = Family(
         "MLA-06",
         "EDIT-01",
         "EDIT-02",
+        *OF_SAVED_CACHES,
     ),
     gives={"save": "data"},
     formats={"dtype": (*PLAIN_FORMATS, PACKED_FORMAT, *SCALED_FORMATS)},
@@ -61,7 +62,9 @@ ERRORS: dict[str, str] = {
 
 
 class Latent(Protocol):
-    """`dtype` is any format, or `packed`. `records` returns the rows byte by byte."""
+    """`dtype` is any format, or `packed`. `records` returns the rows byte by byte. With `causal`, the queries of `attend` are
+    those of the last tokens; without, each sees every token.
+    """
 
     length: int
     num_bytes: int

@@ -316,6 +316,19 @@ def attend_ignores_tokens_after_the_query(subject: Subject) -> None:
                 assert_within(assert_shape(got, (3, *want.shape[1:]), what)[:2], want, bound, what)
 
 
+@check("LAW-05c", "latent")
+def cleared_rows_have_no_effect_on_attention(subject: Subject) -> None:
+    for sizes in sizes_of_each_dtype(subject):
+        cache, pair = create_with_tokens(subject, 4, **sizes)
+        heads = projections_of_cache(subject, cache)
+        cache.clear()
+        with may_raise("NonFinite"):
+            cache.append(*(np.full_like(part, np.nan) for part in pair))
+        cache.clear()
+        cache.append(*random_pair(subject, cache, 3))
+        attend_and_compare(subject, cache, heads.query(subject, 2), heads, "attention in memory that contained NaN")
+
+
 @check("MLA-02a", "latent")
 def attend_changes_nothing(subject: Subject) -> None:
     cache, _ = create_with_tokens(subject, 4, **default_sizes(subject))
@@ -343,6 +356,7 @@ def concatenate_pairs(first: Pair, second: Pair) -> Pair:
 @check("LAW-01", "latent")
 def append_of_one_token_too_many_changes_nothing(subject: Subject) -> None:
     fixture = LatentFixture(subject, 2, **default_sizes(subject) | {"max_tokens": 4})
+    fixture.look()
     with raises("CapacityExceeded"):  # one token less would fit
         fixture.cache.append(*random_pair(subject, fixture.cache, fixture.cache.config["max_tokens"] - 1))
     fixture.look()

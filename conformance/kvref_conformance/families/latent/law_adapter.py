@@ -93,6 +93,9 @@ class LatentLawAdapter(LawAdapter):
         ]  # fmt: skip
         return {"attend": [(*each, 1.0, False) for each in wrong]}
 
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        return [("read", ()), ("records", ())]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         latent, rope = (self.to_cache_layout(part) for part in self.tokens(5))
         yield from (("append", (latent, rope)) for _ in range(5))

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import MAX_MAGNITUDE, U
+from kvref_conformance.oracle.attention import MAX_MAGNITUDE, U, other_convention
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     Errors,
@@ -73,7 +73,7 @@ class Latent(WholeCacheModel):
             change(ok)
 
         if self._unstorable(arrays):
-            return AcceptedOrError("MLA-05", self.on_success("append", accept), on_error=lambda: self.on_success("refused")(None))
+            return AcceptedOrError("MLA-05", self.on_success("append", accept), on_error=lambda: self.note_unchanged("refused"))
         return Expectation("MLA-05", self.on_success("append", change))
 
     def _unstorable(self, arrays: Any) -> Errors:
@@ -139,8 +139,19 @@ class Latent(WholeCacheModel):
         if rows.slack.any() or not all_finite(*arrays, rows.values) or _overflows(query, up_keys, up_values, rows.values, scale):
             return UnjudgedReply("MLA-02")  # the rows are not known to the bit, or no bound holds
         out, bound = attention(query, rows.values, up_keys, up_values, scale=scale, causal=causal)
+
+        def explain(got: NDArray) -> str:
+            latent, rope = rows.values[:, : self.rank], rows.values[:, None, self.rank :]
+            keys = np.einsum("hdr,nr->nhd", up_keys, latent)
+            keys = np.concatenate([keys, np.broadcast_to(rope, (*keys.shape[:2], self.rope_dim))], axis=2)
+            values = np.einsum("hvr,nr->nhv", up_values, latent)
+            return other_convention(query, keys, values, got, scale=scale, causal=causal)
+
         return ExpectedArrays(
-            "MLA-02", parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True
+            "MLA-02",
+            parts=(ExpectedReads(out.astype(np.float32), bound + U * np.abs(out)),),
+            always_slack=True,
+            explain=explain,
         )
 
     def _wrong_shapes(self, query: tuple[int, ...], up_keys: tuple[int, ...], up_values: tuple[int, ...]) -> Errors:

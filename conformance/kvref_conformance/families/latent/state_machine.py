@@ -1,5 +1,8 @@
 """The state machine of the family `latent`."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -32,6 +35,11 @@ class LatentStateMachine(FamilyStateMachine):
         assert isinstance(model, Latent)
         return model
 
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        append = {"append": lambda number: self.append(1 + number % 3, "uneven", "uneven", 1.0)}
+        return append | self.cache_edits(lambda: len(self.model.tokens))
+
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT, kind=row_kinds(), rotated=row_kinds(), loud=st.sampled_from((2.0**9, 1.0)))
     def append(self, count: int, kind: str, rotated: str, loud: float) -> None:
@@ -39,6 +47,8 @@ class LatentStateMachine(FamilyStateMachine):
         if kind not in HUGE_KINDS:
             latent[:, : self.model.rank // 2] *= np.float32(loud)  # the first tile if there are two
         self.call("append", self.objects[0], latent=self.source.round_to_dtype(latent), rope=rope)
+
+    append_more = append
 
     def _rows(self, count: int, width: int, kind: str) -> np.ndarray:
         return self.source.rows((count, width), kind)

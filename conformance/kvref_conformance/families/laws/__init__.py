@@ -8,3 +8,4 @@
 OF_CACHES = (
     "LAW-01", "LAW-04", "LAW-05", "LAW-10", "LAW-11", "LAW-12", "LAW-16", "FMT-LEVEL-04",
 )  # fmt: skip
+OF_SAVED_CACHES = ("MOVE-01", "MOVE-04", "MOVE-07")  # of those whose state machine loads what the cache itself saved

@@ -6,6 +6,7 @@ Topics: ownership of arrays, dtypes, counters, invalid calls, sizes, save and lo
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,23 +19,40 @@ from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families import Family
 from kvref_conformance.families.rows.input_rows import NEAR, largest
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.testlib.assertions import (
+    KeptResults,
     assert_equal,
     assert_pair,
     assert_reads,
     assert_same,
     assert_true,
+    assert_within,
+    default_scale,
+    expected_attention,
     may_raise,
     raises,
 )
-from kvref_conformance.testlib.fixtures import assert_config_error, new_object, round_to_input_dtype, supports
+from kvref_conformance.testlib.fixtures import (
+    NANS,
+    assert_config_error,
+    new_object,
+    random_tokens,
+    round_to_input_dtype,
+    strided_view,
+    supports,
+)
 from kvref_conformance.testlib.law_adapter import (
     MANY_TOKENS,
+    TRUNCATABLE,
     LawAdapter,
     assert_counters_within_bounds,
     assert_same_observables,
+    assert_tokens_kept,
+    assert_whole_appends_kept,
     call_tolerating_errors,
     fill_stream,
+    overrides,
 )
 from kvref_conformance.testlib.production_sizes import (
     HEAD_DIMS,
@@ -75,6 +93,53 @@ def read_results_stay_after_later_calls(stream: LawAdapter) -> None:
     stream.read_unconverted()
     for name, part, was in zip(("keys", "values"), first, before, strict=True):
         assert_same(subject.numpy(part), was, f"{name} that an earlier read returned, after later writes and reads")
+
+
+@law("LAW-17", "array_calls")
+def results_of_any_operation_stay_after_later_calls(stream: LawAdapter) -> None:
+    kept, streams = KeptResults(stream.subject), [stream]
+    with suppress(NotOffered):
+        streams.append(stream.sibling())
+
+    def keep() -> None:
+        for each in (each for each in streams if len(each)):
+            attend = (
+                [("attend", (*each.attend_arguments(), each.query(), 1.0))] if overrides(type(each), "attend_arguments") else []
+            )
+            for name, args in [*each.array_calls(), *attend]:
+                with suppress(NotOffered):
+                    kept.add(name, each.cache.as_is(name, *args))
+
+    for change in (
+        partial(fill_stream, stream, 4),
+        partial(fill_stream, streams[-1], 5),
+        stream.clear,
+        partial(fill_stream, stream, 3),
+    ):
+        with suppress(NotOffered):
+            change()
+        keep()
+    if not kept.kept:
+        raise NotOffered("an operation that returns an array")
+    kept.assert_unchanged()
+
+
+@law("LAW-17", "array_calls")
+def results_of_a_cache_with_a_single_part_stay_after_later_calls(stream: LawAdapter) -> None:
+    """All tokens are in one block, tier or buffer, which could be returned without a copy. Others replace them after `clear`."""
+    kept = KeptResults(stream.subject)
+    for count in (1, *container_sizes(stream)):
+        for _ in range(2):
+            stream.require_room(count)
+            fill_stream(stream, count)
+            for name, args in stream.array_calls() if len(stream) else ():
+                with suppress(NotOffered):
+                    kept.add(f"{name} of {count} tokens", stream.cache.as_is(name, *args))
+            stream.clear()
+    fill_stream(stream, 3)
+    if not kept.kept:
+        raise NotOffered("an operation that returns an array")
+    kept.assert_unchanged()
 
 
 @law("FMT-LEVEL-04b")
@@ -160,6 +225,7 @@ def arguments_out_of_range_raise(stream: LawAdapter) -> None:
 def calls_that_raise_change_nothing(stream: LawAdapter) -> None:
     """A call that raises no such error breaks other clauses. It is left out, and the rest begins again in a new stream."""
     stream, keys, values = fill_stream(stream)
+    assert_tokens_kept(stream, keys, values, "before invalid calls")
     before, left_out = stream.all_observables(), set[int]()
     while True:
         results = dict[int, bool | None]()
@@ -279,6 +345,27 @@ def load_restores_what_was_saved(stream: LawAdapter) -> None:
     assert_same_tokens(loaded, stream, "after load and an append of 3")
 
 
+@law("MOVE-01c", "save_unconverted", "truncatable")
+def truncate_after_load_acts_as_on_the_saved_cache(stream: LawAdapter) -> None:
+    for saved in stream.truncatable():
+        fill_stream(saved, TRUNCATABLE)
+        loaded = saved.new_cache(**saved.config)
+        loaded.load(saved.save())
+        loaded.num_appended = saved.num_appended
+        for length in (TRUNCATABLE - 2, 4):
+            more, truncated = saved.tokens(1), False
+            with may_raise("NotTruncatable"):  # it may store less outside a window than the saved cache
+                loaded.truncate(length)
+                truncated = True
+            if not truncated:
+                break
+            saved.truncate(length)
+            assert_same_tokens(loaded, saved, f"of {saved.config}, after load and truncate to {length}")
+            for each in (saved, loaded):
+                each.append(*more)
+            assert_same_tokens(loaded, saved, f"of {saved.config}, after load, truncate to {length} and an append")
+
+
 @law("MOVE-01cd", "save_unconverted")
 def load_replaces_the_contents(stream: LawAdapter) -> None:
     fill_stream(stream, 5)
@@ -385,8 +472,9 @@ def saved_data_excludes_later_writes(stream: LawAdapter) -> None:
     before, data = stream.contents(), OwnArray(stream.save_unconverted())
     stream.append(*stream.tokens(3))
     stream.clear()
-    stream.append(*stream.tokens(6))
-    stream.save()  # must not change `data`
+    for count in (5, 1):  # the first file has the size of `data`
+        stream.append(*stream.tokens(count))
+        stream.save()  # must not change `data`
     stream.load(data)
     stream.num_appended = 5
     assert_same_observables(stream.contents(), before, "after load of a file saved before other tokens were written")
@@ -408,6 +496,8 @@ def load_of_an_empty_cache_empties_the_cache(stream: LawAdapter) -> None:
 # Checks of LAW-18: the laws at production sizes.
 
 LONG = 4100  # tokens: more than every power of two that is tested, and not a multiple of a block
+CHUNKS = 1100  # tokens: more than attention reads at once
+HEADS_AND_GROUPS = ((8, 1), (16, 2), (2, 5), (3, 6), (4, 7), (2, 9))  # kv heads, and query heads per kv head
 HUNDREDS = 300  # tokens, or owners: more than fit in a byte
 
 
@@ -428,11 +518,41 @@ def appends_at_powers_of_two_keep_every_token(stream: LawAdapter) -> None:
 
 @law("LAW-18", "sizes_for")
 def rows_of_any_width_are_stored_whole(stream: LawAdapter) -> None:
-    for dim in HEAD_DIMS:
-        wide = new_filled_stream(stream, 64, 3, dim)
+    for dim, heads in zip(HEAD_DIMS, (40, 8, 3, 16, 3, 8), strict=True):
+        wide = new_filled_stream(stream, 64, heads, dim)
         for count in (33, 7):
             wide.append(count)
             wide.assert_content()
+
+
+@law("LAW-18", "sizes_for", "attend_arguments")
+def attention_with_any_number_of_heads_uses_the_heads_of_each_group(stream: LawAdapter) -> None:
+    for wanted, group in HEADS_AND_GROUPS:
+        wide = stream.new_cache(**stream.sizes_for(24), num_kv_heads=wanted)
+        wide.append(*wide.tokens(min(24, wide.room())))
+        heads, group = wide.config["num_kv_heads"], stream.subject.size("group_size", group)
+        query = random_tokens(stream.subject, 1, heads * group, wide.config["head_dim"])
+        assert_attention(wide, f"{len(wide)} tokens with {heads} kv heads and {group} query heads per kv head", query)
+
+
+@law("LAW-18", "sizes_for", "attend_arguments")
+def attention_over_more_than_a_chunk_of_tokens_is_right(stream: LawAdapter) -> None:
+    """Keys grow, so that the largest logit is in the last chunk, or shrink. Chunks end within memory that contained NaN."""
+    subject = stream.subject
+    long = stream.new_cache(**stream.sizes_for(CHUNKS), num_kv_heads=2, head_dim=64)
+    count = affordable_tokens(subject, min(CHUNKS, long.room()), 8)
+    append_non_finite(long, np.nan, count)
+    query = np.zeros_like(long.query())
+    query[..., 0] = 1.0
+    for last in (30.0, 200.0, -200.0):
+        try:
+            long.clear()
+        except NotOffered:
+            long = stream.new_cache(**long.config)
+        keys, values = long.tokens(count)
+        keys[..., 0] = round_to_input_dtype(subject, np.linspace(0.0, last, count))[:, None]
+        long.append(keys, values)
+        assert_attention(long, f"{count} tokens with logits from 0 to {last}", query, scale=1.0)
 
 
 @law("LAW-18", "sizes_for")
@@ -507,14 +627,75 @@ def reads_return_what_was_written(stream: LawAdapter) -> None:
     )
 
 
+@law("LAW-04")
+def tokens_with_equal_keys_or_values_keep_their_own(stream: LawAdapter) -> None:
+    """The equal ones are in one append, in two appends, in two streams, and before and after `clear`."""
+    keys, values = stream.tokens(10)
+    keys[[1, 3, 5, 8]], keys[7], values[[2, 4, 9]] = keys[0], keys[6], values[0]
+    keys[9] = keys[9, :1]  # the heads have one key, and different values
+    streams = [stream]
+    with suppress(NotOffered):
+        streams.append(stream.sibling())
+    for when in ("", " after clear or drop"):
+        contents = []
+        for each in streams:
+            values = np.roll(values, 1, axis=0)
+            each.append(keys[:6], values[:6])
+            each.append(keys[6:], values[6:])
+            contents.append(each.expected(keys, values))
+        for each, want in zip(streams, contents, strict=True):
+            assert_reads(stream.subject, each.read(), want, f"tokens of which some have equal keys or equal values{when}")
+        try:
+            for each in streams:
+                each.clear()
+        except NotOffered:
+            break
+
+
 @law("LAW-05b")
 def cleared_tokens_cannot_be_read(stream: LawAdapter) -> None:
+    assert_whole_appends_kept(stream, 2, "that was never cleared")
     fill_stream(stream)
     stream.clear()
     assert_equal(len(stream), 0, "number of tokens after clear or drop")
     keys, values = stream.tokens(2)
     stream.append(keys, values)
     assert_reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens appended after clear or drop")
+
+
+def assert_attention(stream: LawAdapter, what: str, query: NDArray | None = None, scale: float | None = None) -> None:
+    """Raises ClauseViolation unless one query attends over the tokens that `read` returns."""
+    query, scale = stream.query() if query is None else query, scale or default_scale(stream.subject)
+    want, bound = expected_attention(stream.subject, query, *stream.read(), scale=scale)
+    assert_within(stream.cache.attend(*stream.attend_arguments(), query, scale), want, bound, f"attention over {what}")
+
+
+def append_non_finite(stream: LawAdapter, value: float, count: int) -> None:
+    """Appends `count` tokens that consist of NaN or infinity, if the cache accepts them."""
+    with may_raise("NonFinite"):
+        stream.append(*(np.full_like(part, value) for part in stream.tokens(count)))
+
+
+@law("LAW-05c", "attend_arguments")
+def cleared_tokens_have_no_effect_on_attention(stream: LawAdapter) -> None:
+    for value in (np.nan, np.inf):
+        append_non_finite(stream, value, MANY_TOKENS)
+        stream.clear()
+        for count in (4, 5):
+            stream.append(*stream.tokens(count))
+            assert_attention(stream, f"{len(stream)} tokens, after clear or drop of tokens of {value}")
+        stream.clear()
+
+
+@law("LAW-05c", "attend_arguments", "truncatable")
+def truncated_tokens_have_no_effect_on_attention(stream: LawAdapter) -> None:
+    for each in stream.truncatable():
+        fill_stream(each, 4)
+        append_non_finite(each, np.nan, 4)
+        each.truncate(4)
+        for count in (0, 1):
+            each.append(*each.tokens(count))
+            assert_attention(each, f"{len(each)} tokens, after truncate of tokens of NaN")
 
 
 @law("LAW-06")
@@ -547,16 +728,55 @@ def interleaved_calls_equal_separate_calls(stream: LawAdapter) -> None:
             assert_same_observables(got, want, f"after calls in the order {order}")
 
 
+# The sizes that are numbers of tokens, which an implementation may copy or keep at once.
+CONTAINERS = (
+    "block_size",
+    "tokens_per_block",
+    "initial_capacity",
+    "tail_length",
+    "warm_length",
+    "residual",
+    "window",
+    "capacity",
+)
+LARGEST_EDGE = 200  # tokens
+
+
+def container_sizes(stream: LawAdapter) -> list[int]:
+    """The numbers of tokens that a block, a tail, a group, the initial capacity and the cache contain, up to LARGEST_EDGE."""
+    sizes = {size for name in CONTAINERS if isinstance(size := stream.config.get(name), int)} | {stream.room()}
+    return sorted(size for size in sizes if size <= LARGEST_EDGE)
+
+
 @law("LAW-08")
 def appended_arrays_may_be_overwritten(stream: LawAdapter) -> None:
-    stream.subject.require_same_process()
-    keys, values = stream.tokens(stream.subject.size("tokens", MANY_TOKENS))
-    stream.require_room(len(keys))
-    own_keys, own_values = (stream.subject.to_own_array(stream.to_cache_layout(part)) for part in (keys, values))
-    stream.append_arrays(own_keys, own_values)
-    own_keys.fill(77.0)
-    own_values.fill(77.0)
-    assert_reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten later")
+    """Appends as many tokens as a block, a tail, a group, the initial capacity or the cache contains, one less and one more.
+
+    Appends them again after `clear`, when a buffer of their size is there already.
+    """
+    subject = stream.subject
+    subject.require_same_process()
+    wanted = {MANY_TOKENS, *(edge + by for edge in container_sizes(stream) for by in (-1, 0, 1))}
+    for count in sorted({subject.size("tokens", each) for each in wanted if 0 < each <= stream.room()}):
+        assert_whole_appends_kept(stream, count, "whose input arrays were not overwritten")
+        fresh = stream.new_cache()
+        fresh.require_room(count)
+        for when in ("", "after clear, "):
+            keys, values = stream.tokens(count)
+            own_keys, own_values = (subject.to_own_array(fresh.to_cache_layout(part)) for part in (keys, values))
+            fresh.append_arrays(own_keys, own_values)
+            own_keys.fill(77.0)
+            own_values.fill(77.0)
+            assert_reads(
+                subject,
+                fresh.read(),
+                fresh.expected(keys, values),
+                f"{when}{count} tokens whose input arrays were overwritten later",
+            )
+            try:
+                fresh.clear()
+            except NotOffered:
+                break
 
 
 @law("LAW-09")
@@ -579,26 +799,31 @@ def append_of_no_tokens_changes_nothing(stream: LawAdapter) -> None:
 
 @law("LAW-14")
 def non_finite_tokens_never_read_back_finite(stream: LawAdapter) -> None:
-    for bad in (np.nan, np.inf, -np.inf):
-        for which in ("keys", "values"):
-            stream, _, _ = fill_stream(stream.new_cache(), 2)
-            rows = dict(zip(("keys", "values"), stream.tokens(1), strict=True))
-            rows[which][0, -1, -1] = bad
-            before = stream.all_observables()
-            try:
-                stream.append(rows["keys"], rows["values"])
-            except NotOffered:
-                raise
-            except Exception as error:
-                if "NonFinite" not in error_kinds(error):
-                    raise ClauseViolation(
-                        f"{bad} in {which}", "NonFinite or no error", f"{type(error).__name__}: {error}"
-                    ) from error
-                assert_same_observables(stream.all_observables(), before, f"after {bad} was rejected")
-                continue
-            got = stream.read()[0 if which == "keys" else 1][-1, -1, -1]
-            if np.isfinite(got):
-                raise ClauseViolation(f"{which} that were appended with {bad}", "a value that is not finite", repr(float(got)))
+    assert_never_finite(stream, np.nan, np.inf, -np.inf, *NANS[3:5])
+    if (own := stream.config.get("dtype")) in PLAIN_FORMATS:
+        for dtype in (each for each in PLAIN_FORMATS if each != own):
+            with suppress(NotOffered):
+                assert_never_finite(stream, *NANS[2:4], dtype=dtype)
+
+
+def assert_never_finite(stream: LawAdapter, *numbers: float, **changes: Any) -> None:
+    """Raises ClauseViolation unless a token with a NaN or an infinity raises NonFinite or is read back with one."""
+    for bad, (part, which) in product(numbers, enumerate(("keys", "values"))):
+        stream, _, _ = fill_stream(stream.new_cache(**changes), 2)
+        token = stream.tokens(1)
+        token[part][0, -1, -1] = bad
+        before, what = stream.all_observables(), f"{bad} in {which} ({np.float32(bad).view(np.uint32):#x})"
+        try:
+            stream.append(*token)
+        except NotOffered:
+            raise
+        except Exception as error:
+            if "NonFinite" not in error_kinds(error):
+                raise ClauseViolation(what, "NonFinite or no error", f"{type(error).__name__}: {error}") from error
+            assert_same_observables(stream.all_observables(), before, f"after {what} was rejected")
+            continue
+        if np.isfinite(got := stream.read()[part][-1, -1, -1]):
+            raise ClauseViolation(f"a token that was appended with {what}", "a value that is not finite", repr(float(got)))
 
 
 @law("LAW-15")
@@ -607,9 +832,7 @@ def append_accepts_views(stream: LawAdapter) -> None:
     subject.require_same_process("views of memory")
 
     def strided(array: NDArray) -> OwnArray:
-        wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, np.float32)
-        wide[..., ::2, ::2] = array
-        return OwnArray(subject.to_own_array(wide).array[..., ::2, ::2])
+        return strided_view(subject, array)
 
     def transposed(array: NDArray) -> OwnArray:
         turned = subject.to_own_array(np.ascontiguousarray(np.swapaxes(array, -1, -2))).array
@@ -620,5 +843,6 @@ def append_accepts_views(stream: LawAdapter) -> None:
     for view in (strided, transposed):
         fresh, (keys, values) = stream.new_cache(), stream.tokens(subject.size("tokens", MANY_TOKENS))
         fresh.require_room(len(keys))
+        assert_whole_appends_kept(stream, len(keys), "whose input arrays are no views")
         fresh.append_arrays(view(fresh.to_cache_layout(keys)), view(fresh.to_cache_layout(values)))
         assert_reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens appended as {view.__name__} views")

@@ -8,7 +8,13 @@ from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_reads, raises
 from kvref_conformance.testlib.fixtures import round_to_input_dtype
 from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, assert_same_for_integer_types
-from kvref_conformance.testlib.law_adapter import TRUNCATABLE, LawAdapter, assert_same_observables, fill_stream
+from kvref_conformance.testlib.law_adapter import (
+    TRUNCATABLE,
+    LawAdapter,
+    assert_same_observables,
+    assert_tokens_kept,
+    fill_stream,
+)
 from kvref_conformance.testlib.production_sizes import FilledStream, affordable_tokens, power_of_two_edges
 from kvref_conformance.testlib.registry import law
 
@@ -29,6 +35,7 @@ def truncatable(stream: LawAdapter, tokens: int = TRUNCATABLE) -> Iterator[LawAd
 def truncate_keeps_the_first_tokens(stream: LawAdapter) -> None:
     for cache in truncatable(stream):
         _, keys, values = fill_stream(cache, 7)
+        assert_tokens_kept(cache, keys, values, f"before truncate, with {cache.config}")
         for length in (6, 3, 2, 0):
             before = cache.read()
             cache.truncate(length)
@@ -61,6 +68,7 @@ def truncated_tokens_change_no_later_result(stream: LawAdapter) -> None:
         for factor in (LOUD, QUIET):
             cache = cache.new_cache(**cache.config)
             _, keys, values = fill_stream(cache, 4)
+            assert_tokens_kept(cache, keys, values, f"before a draft, with {cache.config}")
             for draft, length, count in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # the last keeps one token of the draft
                 drafted = [round_to_input_dtype(subject, part * factor) for part in cache.tokens(draft)]
                 cache.append(*drafted)

@@ -37,6 +37,14 @@ class StoreFixture(Session):
         self.cache.prepare_store(keys)
         self.cache.complete_store(keys)
 
+    def store_new(self, keys: list[int], success: bool = True) -> None:
+        """Stores those of the keys that are not stored yet, in one call that names all of them."""
+        self.cache.complete_store(list(self.cache.prepare_store(keys)[0]), success=success)
+
+    def load(self, keys: list[int]) -> None:
+        self.cache.prepare_load(keys)
+        self.cache.complete_load(keys)
+
     def look(self, *names: str) -> None:
         super().look(*(names or ("num_free", "lookup", "places")))
 
@@ -224,11 +232,12 @@ def complete_load_without_a_load_in_progress_raises(subject: Subject) -> None:
 
 @check("LAW-01", "offload")
 def prepare_load_that_raises_starts_no_load(subject: Subject) -> None:
-    store = StoreFixture(subject)
-    with raises("KeyNotFound"):
-        store.cache.prepare_load([*store.keys, FIRST - 1])
-    evicted = store.evicted_for(*store.other_keys[: store.capacity])
-    assert_equal(evicted, store.keys, "keys evicted after prepare_load of all of them and an unknown key raised KeyNotFound")
+    for when in ("without another call", "after prepare_load of all of them and an unknown key raised KeyNotFound"):
+        store = StoreFixture(subject)
+        if when.startswith("after"):
+            with raises("KeyNotFound"):
+                store.cache.prepare_load([*store.keys, FIRST - 1])
+        assert_equal(store.evicted_for(*store.other_keys[: store.capacity]), store.keys, f"keys evicted {when}")
 
 
 # LAW-19, LAW-20: laws in the form that applies to this family only.
@@ -412,6 +421,35 @@ def prepare_store_evicts_the_end_of_a_prefix_first(subject: Subject) -> None:
     store.cache.touch([store.keys[1], store.keys[0]])
     store.cache.touch([1, *store.keys[2:]])
     assert_equal(store.evicted_for(2), store.keys[:1], "keys evicted: the last key of a call of touch is the oldest of the call")
+
+
+@check("MOVE-11ab", "offload")
+def prepare_store_evicts_keys_in_the_order_of_their_last_use(subject: Subject) -> None:
+    """Makes one call that is a use of some keys or of none, then evicts one key after the other. The model predicts each."""
+    require_lru(subject)
+    uses: tuple[Callable[[StoreFixture, int, int, int], None], ...] = (
+        lambda store, a, b, new: store.store_new([a, b, new]),
+        lambda store, a, b, new: store.store_new([b, new, a]),
+        lambda store, a, b, new: store.store_new([new, a, b]),
+        lambda store, a, b, new: store.load([b, a]),
+        lambda store, a, b, new: store.cache.touch([a, new, b]),
+        lambda store, a, b, new: refused(store, "prepare_load", [a, new]),
+        lambda store, a, b, new: refused(store, "prepare_load", [new, b, a]),
+        lambda store, a, b, new: refused(store, "complete_load", [a, b]),
+        lambda store, a, b, new: refused(store, "places", [a, new]),
+        lambda store, a, b, new: store.look("lookup", "places"),
+        lambda store, a, b, new: store.store_new([a, new], success=False),
+    )
+    for use in uses:
+        store = StoreFixture(subject, least=3)
+        use(store, store.keys[0], store.keys[1], FIRST - 100)
+        for key in store.other_keys[: store.capacity]:
+            store.store([key])
+
+
+def refused(store: StoreFixture, name: str, keys: list[int]) -> None:
+    with raises("KeyNotFound"):
+        getattr(store.cache, name)(keys)
 
 
 # MOVE-13: concurrent calls to a host store.

@@ -142,7 +142,7 @@ class Offload(ReferenceModel):
         then, clause = self.on_success("complete_store" if success else "failed", change), "MOVE-06" if success else "MOVE-08"
         if len(keys_being_stored) == len(set(keys)):
             return Expectation(clause, then)
-        return AcceptedOrError("MOVE-08", then, kinds=("KeyNotFound",), on_error=lambda: self.on_success("refused")(None))
+        return AcceptedOrError("MOVE-08", then, kinds=("KeyNotFound",), on_error=lambda: self.note_unchanged("refused"))
 
     def prepare_load(self, keys: Sequence[int]) -> Expectation:
         if any(key not in self.ready for key in keys):
@@ -157,7 +157,7 @@ class Offload(ReferenceModel):
     def complete_load(self, keys: Sequence[int]) -> Expectation:
         if any(self.loads[key] < count for key, count in Counter(keys).items()):
             return self.expect_error([("KeyNotFound", "MOVE-09")])
-        clause = "LAW-01" if self.last_change == "refused" else "MOVE-09"  # the failed call freed some of the loads
+        clause = "LAW-01" if self.unchanged_by == "refused" else "MOVE-09"  # the failed call freed some of the loads
         return Expectation(clause, self.on_success("complete_load", lambda ok: self.loads.subtract(keys)))
 
     def touch(self, keys: Sequence[int]) -> Expectation:

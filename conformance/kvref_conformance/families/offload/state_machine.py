@@ -1,6 +1,7 @@
 """State machine of the family `offload`: random call sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -36,6 +37,24 @@ class OffloadStateMachine(FamilyStateMachine):
         """One key, or all keys from one index to the end. Empty if `among` is empty."""
         at = which // 2 % len(among) if among else 0
         return among[at:] if which % 2 else among[at : at + 1]
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+
+        def prepare_store(number: int) -> None:
+            self.call("prepare_store", self.edited, keys=run_of(number, 1 + number % 3))
+
+        def complete_store(number: int) -> None:
+            self.complete_store(number, number != 7)
+
+        def prepare_load(number: int) -> None:
+            if keys := self.pick(sorted(self.model.ready), number):
+                self.call("prepare_load", self.edited, keys=keys)
+
+        return {
+            "prepare_store": prepare_store, "complete_store": complete_store, "prepare_load": prepare_load,
+            "complete_load": self.complete_load, "touch": lambda number: self.touch(number, 2),
+        }  # fmt: skip
 
     @precondition(lambda self: self.objects)
     @rule(start=START, count=COUNT, arrives=st.sampled_from((True, True, True, False)))
@@ -90,6 +109,7 @@ class OffloadStateMachine(FamilyStateMachine):
         """Load a missing key together with stored keys, as the last or as the first key of the call."""
         keys, ready = run_of(start, 1), sorted(self.model.ready - set(run_of(start, 1)))
         self.call("prepare_load", self.objects[0], keys=[*ready, *keys] if last else [*keys, *ready])
+        self.store(start, 1, True)
 
     @precondition(lambda self: self.objects)
     @rule(over=st.sampled_from((False, False, True)))

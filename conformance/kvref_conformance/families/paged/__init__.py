@@ -7,6 +7,7 @@ from kvref.array import Array
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws import OF_CACHES
 from kvref_conformance.families.paged.shared_table_adapter import SharedTableAdapter
+from kvref_conformance.families.pool_adapters import NullBlockAdapter, SettlingAdapter
 from kvref_conformance.implementation_api import Batch, BatchStep, Offsets, Query, Saved, Tables, Tokens
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of, scales_fit
 from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, args, counting_rows, on_family
@@ -36,7 +37,7 @@ FAMILY = Family(
     fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0 and scales_fit(config, "dtype"),
     may_be_zero=("num_blocks",),
     appending={"write": ("keys", "values")},
-    counted_as={"one_block_table": SharedTableAdapter},
+    counted_as={"settle": SettlingAdapter, "null_block": NullBlockAdapter, "one_block_table": SharedTableAdapter},
 )
 
 
@@ -73,6 +74,10 @@ ERRORS: dict[str, str] = {
 
 
 class Paged(Protocol):
+    """`attend` is not causal: each of its queries, of which all have the position of the newest token, sees every token of the
+    layer.
+    """
+
     num_free_blocks: int
     utilization: float
 
@@ -127,6 +132,11 @@ def sequences(got: ResultByName) -> Any:
     return [got["paged.create"]]
 
 
+def length(got: ResultByName) -> int:
+    """Returns the number of tokens after append_step, which is first, because some caches need layers of equal length for it."""
+    return int("paged.append_step" in got)
+
+
 def sample_calls(sizes: Sizes) -> SampleCalls:
     tokens = counting_rows(2, sizes.heads, sizes.dim)
     query = counting_rows(1, sizes.heads, sizes.dim)
@@ -136,9 +146,9 @@ def sample_calls(sizes: Sizes) -> SampleCalls:
     return {
         **on_family("paged", {
             "create": args(), "ensure_capacity": args(sequence=sequence, num_tokens=2),
-            "write": args(**here, start=0, keys=tokens, values=tokens),
-            "append": args(sequences=sequences, layer=sizes.layers - 1, keys=batch, values=batch),
             "append_step": args(sequences=sequences, keys=step, values=step),
+            "write": args(**here, start=length, keys=tokens, values=tokens),
+            "append": args(sequences=sequences, layer=sizes.layers - 1, keys=batch, values=batch),
             "length": args(**here), "lengths": args(sequences=sequences, layer=0), "gather": args(**here),
             "gather_batch": args(sequences=sequences, layer=0),
             "read": args(**here, positions=[1, 0]), "block_table": args(**here),

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,13 @@ from kvref_conformance.testlib.assertions import (
     assert_within,
     default_scale,
     expected_attention,
+    may_raise,
     raises,
     random_queries,
 )
 from kvref_conformance.testlib.fixtures import block_table_of, new_object, random_pair, random_tokens
 from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.law_adapter import unknown_ids
 from kvref_conformance.testlib.registry import check
 
 
@@ -180,7 +183,7 @@ def any_operation_on_an_unknown_sequence_raises(subject: Subject) -> None:
     cache.write(live, 0, 0, keys, values)
     step = np.stack([keys] * layers)
     query = random_tokens(subject, 1, subject.heads * subject.size("group_size", 1))
-    for unknown in subject.integers(dropped, max(dropped, live) + 1, -1):
+    for unknown in (dropped, max(dropped, live) + 1, *unknown_ids(subject, live)):
         for method, *arguments in (
             ("drop", unknown), ("fork", unknown), ("truncate", unknown, 0), ("remove", unknown, 0, 0),
             ("ensure_capacity", unknown, 1), ("write", unknown, 0, 0, keys, values), ("read", unknown, 0, [0]),
@@ -273,6 +276,18 @@ def utilization_is_the_share_of_allocated_blocks(subject: Subject) -> None:
     assert_equal(cache.utilization, 0.0, "utilization after drop")
 
 
+@check("PAGED-15a", "paged")
+def utilization_counts_a_shared_block_once(subject: Subject) -> None:
+    subject.require_size(sequences=3)
+    session = small_session(subject, 8, sequences=3)
+    cache, parent = session.cache, session.create(2 * session.size)
+    for _ in range(2):
+        cache.fork(parent)
+        total, used = cache.config["num_blocks"], len(session.listed())
+        got, what = cache.utilization, f"utilization with {used} of {total} blocks in the tables of forks"
+        assert_true(abs(got - used / total) <= 2.0**-22 * used / total, what, str(used / total), got)
+
+
 @check("PAGED-15b", "paged")
 def utilization_of_0_blocks_is_0(subject: Subject) -> None:
     if subject.size("num_blocks", 0):
@@ -291,6 +306,23 @@ def attend_covers_the_values_that_gather_returns(subject: Subject) -> None:
     query, scale, read = random_queries(subject, 2), default_scale(subject), session.cache.gather(sequences[-1], 0)
     want, bound = expected_attention(subject, query, *read, scale=scale)
     assert_within(session.cache.attend(sequences[-1], 0, query, scale), want, bound, "attention over a sequence")
+
+
+@check("ATTN-10", "paged")
+def attend_of_several_queries_covers_every_layer(subject: Subject) -> None:
+    entries = -(-20 // subject.size("block_size", 4))
+    for heads, group in ((2, 3), (3, 4), (1, 1)):
+        count = subject.size("num_layers", 4)
+        sizes = {"num_layers": 4, "num_kv_heads": heads}
+        session = PagedFixture(subject, lambda sizes=sizes: with_room(subject, entries, **sizes))  # type: ignore[misc]
+        sequence = session.create(*(max(1, 20 - layer) for layer in range(count)))
+        for layer in session.layers:
+            queries = (5, 2, 3, 4)[layer % 4]
+            query = random_tokens(subject, queries, session.row[0] * subject.size("group_size", group), session.row[1])
+            read, scale = gather_or_read(session.cache, sequence, layer), default_scale(subject)
+            want, bound = expected_attention(subject, query, *read, scale=scale)
+            what = f"attention of {queries} queries with {query.shape[1]} heads in layer {layer}"
+            assert_within(session.cache.attend(sequence, layer, query, scale), want, bound, what)
 
 
 # Checks of PAGED: appending to and reading from several sequences at once.
@@ -331,7 +363,15 @@ def step_of_tokens(session: PagedFixture, count: int) -> Pair:
 @check("PAGED-16a", "paged")
 def append_writes_at_the_end_of_each_sequence(subject: Subject) -> None:
     session, sequences = three_sequences(subject)
-    for batch in batches(sequences, (2, 0, 1), (1, 2), (0,), (), (0, 1, 0), (0, 0)):
+    for batch in batches(sequences, (2, 0, 1), (1, 2), (0,), ()):
+        session.cache.append(batch, 0, *session.random_tokens(len(batch)))
+        session.look()
+
+
+@check("PAGED-16a", "paged")
+def append_gives_a_repeated_sequence_several_tokens(subject: Subject) -> None:
+    session, sequences = three_sequences(subject)
+    for batch in batches(sequences, (0, 1, 0), (0, 0)):
         session.cache.append(batch, 0, *session.random_tokens(len(batch)))
         session.look()
 
@@ -437,9 +477,9 @@ def block_tables_pads_short_tables_with_minus_one(subject: Subject) -> None:
     session, sequences = three_sequences(subject, block_size=2)
     for layer in session.layers:
         tables = {sequence: block_table_of(session.cache, sequence, layer) for sequence in sequences}
-        for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0, 0)):
+        for batch in batches(sequences, (0, 1, 2), (2, 0), (1,), (0, 0), ()):
             got = np.asarray(session.cache.block_tables(batch, layer))
-            most = max(len(tables[sequence]) for sequence in batch)
+            most = max((len(tables[sequence]) for sequence in batch), default=0)
             assert_true(got.shape == (len(batch), most), f"shape of block_tables of {batch}", str((len(batch), most)), got.shape)
             padded = [tables[sequence] + [-1] * (most - len(tables[sequence])) for sequence in batch]
             assert_equal(got.tolist(), padded, f"block_tables of {batch}")
@@ -459,12 +499,12 @@ def interleaved_sequences(subject: Subject) -> tuple[ObjectProxy, dict[int, Pair
     return cache, tokens
 
 
-def gather_or_read(cache: ObjectProxy, sequence: int) -> Pair:
-    """Returns every token of layer 0, by `gather` or, if it is missing, by `read`."""
+def gather_or_read(cache: ObjectProxy, sequence: int, layer: int = 0) -> Pair:
+    """Returns every token of a layer, by `gather` or, if it is missing, by `read`."""
     try:
-        found: Pair = cache.gather(sequence, 0)
+        found: Pair = cache.gather(sequence, layer)
     except OperationDeclined:
-        found = cache.read(sequence, 0, list(range(cache.length(sequence, 0))))
+        found = cache.read(sequence, layer, list(range(cache.length(sequence, layer))))
     return found
 
 
@@ -567,6 +607,7 @@ def write_without_room_changes_nothing(subject: Subject) -> None:
     for free, count in ((2, 2 * size + 1), (0, 1)):  # free entries, and tokens that need one more
         session.write(sequence, 0, length, (entries - free) * size - length)
         length = (entries - free) * size
+        session.look()
         with raises("OutOfBlocks"):
             session.write(sequence, 0, length, count)
         in_use(subject, session.cache, {sequence: entries - free}, "after a write that raised OutOfBlocks")
@@ -658,6 +699,23 @@ def read_of_a_position_that_was_never_written_raises(subject: Subject) -> None:
         with raises("PositionOutOfRange"):
             cache.read(sequence, layer, [0])
     session.look()
+
+
+@check("LAW-05c", "paged")
+def drop_of_non_finite_tokens_has_no_effect_on_later_attention(subject: Subject) -> None:
+    session = PagedFixture(subject, lambda: to_be_filled(subject, 4))
+    cache, count, scale = session.cache, room(session.cache) * session.size, default_scale(subject)
+    filler = cache.create()
+    with may_raise("NonFinite"):
+        for layer in session.layers:
+            cache.write(filler, layer, 0, *(np.full_like(part, np.nan) for part in session.random_tokens(count)))
+    cache.drop(filler)
+    sequence = session.create(session.size + 1)
+    for layer, queries in product(session.layers, (1, 3)):
+        query = random_queries(subject, queries)
+        want, bound = expected_attention(subject, query, *gather_or_read(cache, sequence, layer), scale=scale)
+        what = f"attention of {queries} queries in layer {layer}, in blocks that contained NaN"
+        assert_within(cache.attend(sequence, layer, query, scale), want, bound, what)
 
 
 @check("LAW-02a", "paged")

@@ -1,6 +1,7 @@
 """Checks of PAGED-18: a paged cache in formats with scales, through all operations."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,6 @@ import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.checks_edits import rotated_keys
 from kvref_conformance.families.paged.fixture import PagedFixture, layers_of, read_back, room, to_be_filled, with_room
 from kvref_conformance.oracle.formats import (
     AFFINE_FORMATS,
@@ -17,6 +17,7 @@ from kvref_conformance.oracle.formats import (
     GROUP_FORMATS,
     MX_FORMATS,
     NVFP4_FORMATS,
+    PLAIN_FORMATS,
     ROTATED_FORMATS,
     SCALED_FORMATS,
     STATIC_FORMATS,
@@ -27,6 +28,7 @@ from kvref_conformance.oracle.formats import (
 )
 from kvref_conformance.oracle.formats.per_group import is_affine
 from kvref_conformance.oracle.formats.small_floats import MAX
+from kvref_conformance.oracle.rotary import rotated_keys
 from kvref_conformance.oracle.token_storage import expected_tokens, restored_slack
 from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, expected_attention, normal_rows, raises
 from kvref_conformance.testlib.fixtures import new_object, random_pair, sample_formats, supported_formats, supports
@@ -196,6 +198,11 @@ def write_of_values_that_a_format_cannot_store_raises(subject: Subject) -> None:
                 session.cache.write(sequence, 0, start, keys, bad)
             session.look()
             assert_equal(session.blocks(), before, f"blocks after a rejected write of values too large for {name} at {start}")
+        with suppress(NotOffered):
+            with raises("NonFinite"):  # the token needs a block
+                session.cache.append([sequence], session.layers[0], keys[:1], bad[:1])
+            session.look()
+            assert_equal(session.blocks(), before, f"blocks after a rejected append of a value too large for {name}")
     if not tried:
         raise NotOffered("finite inputs that a format with scales cannot store")
 
@@ -270,15 +277,15 @@ def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None
 
 @check("EDIT-10f", "paged")
 def remove_with_theta_raises_if_a_format_cannot_store_the_keys(subject: Subject) -> None:
-    """Rotation makes a number of a pair 1.38 times as large, which is beyond float32."""
+    """Rotation makes a number of a pair 1.38 times as large, which is beyond float32, or beyond the cache's own dtype."""
     subject.require_size(sequences=1)
-    for name in formats_of_kinds(subject, (*SYMMETRIC_FORMATS, *AFFINE_FORMATS)):
+    for name in formats_of_kinds(subject, (*PLAIN_FORMATS, *SYMMETRIC_FORMATS, *AFFINE_FORMATS)):
         cache = with_room(subject, 4, dtype=name, head_dim=6)
         heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
         if dim % 2:
             raise NotOffered(f"an even head_dim, where its limits say {dim}")
         rows = np.ones((3, heads, dim), np.float32)
-        rows[2] = 0.9 * LARGEST
+        rows[2] = 0.9 * (MAX.get(name, LARGEST) if name in PLAIN_FORMATS else LARGEST)
         sequence = cache.create()
         for layer in layers_of(cache):
             cache.write(sequence, layer, 0, rows, rows)

@@ -45,6 +45,8 @@ def write_to_a_growing_table_keeps_every_token(subject: Subject) -> None:
         if before < 65:
             cache.look(long)
         cache.look(beside)
+        if count == 65:  # more than 1,024 tokens
+            cache.look_at_batch([beside, long], cache.layers[-1])
     cache.look(long)
     cache.counted()
 
@@ -230,6 +232,11 @@ def fork_of_a_long_prompt_hundreds_of_times_keeps_every_token(subject: Subject) 
     parent, length = cache.create(), len(prompt[0])
     cache.write(parent, 0, 0, *prompt)
     tokens = dict.fromkeys((parent, *(cache.fork(parent) for _ in range(min(count, 300) - 1))), prompt)
+    rows = random_pair(subject, len(tokens))
+    cache.append([*tokens], 0, *rows)  # copies the last block for every sequence but one
+    for sequence, *row in zip(tokens, *rows, strict=True):
+        keys, values = (np.concatenate([old, new[None]]) for old, new in zip(prompt, row, strict=True))
+        tokens[sequence] = keys, values
     for sequence, start in (*((sequence, length) for sequence in [*tokens][::50]), ([*tokens][-1], 15)):
         more = random_pair(subject, 2)
         cache.write(sequence, 0, start, *more)

@@ -1,6 +1,7 @@
 """Checks of MOVE for the paged cache: sequences that are saved and loaded, whole and in parts."""
 
 from contextlib import suppress
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,12 @@ import numpy as np
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
+from kvref_conformance.families.paged.fixture import in_use
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE_FORMATS, STATIC_FORMATS, dim_of, inner_of
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, raises
 from kvref_conformance.testlib.fixtures import new_object, one_format_per_kind, random_pair, require_sizes, supported_formats
+from kvref_conformance.testlib.law_adapter import unknown_ids
 from kvref_conformance.testlib.registry import check
 
 TOKENS = 7  # more than two blocks of 3
@@ -32,7 +35,7 @@ def written_sequence(subject: Subject, cache: ObjectProxy, *lengths: int) -> tup
     sequence = cache.create()
     for layer in range(cache.config["num_layers"]):
         length = lengths[min(layer, len(lengths) - 1)]
-        cache.write(sequence, layer, 0, *random_pair(subject, length, dim=cache.config["head_dim"]))
+        cache.write(sequence, layer, 0, *random_pair(subject, length, cache.config["num_kv_heads"], cache.config["head_dim"]))
     return sequence, contents(cache, sequence)
 
 
@@ -80,6 +83,21 @@ def load_leaves_the_entries_that_the_tokens_need(subject: Subject) -> None:
     for layer in range(other.config["num_layers"]):
         entries = len(other.block_table(loaded, layer))
         assert_equal(entries, -(-TOKENS // other.config["block_size"]), f"entries of the table of layer {layer} after load")
+
+
+@check("LAW-03ab", "paged")
+def load_frees_the_blocks_of_the_former_contents(subject: Subject) -> None:
+    subject.require_size(sequences=2)
+    cache = cache_with_blocks(subject, 24)
+    entries = [-(-length // cache.config["block_size"]) for length in (TOKENS, 1)]
+    (long, _), (short, _) = (written_sequence(subject, cache, length) for length in (TOKENS, 1))
+    saved = [(cache.save(sequence), count) for sequence, count in zip((long, short), entries, strict=True)]
+    for (data, count), times in product(saved, range(3)):
+        cache.load(short, data)
+        in_use(subject, cache, {long: entries[0], short: count}, f"after load {times + 1} into another sequence")
+    cache.drop(long)
+    cache.drop(short)
+    in_use(subject, cache, {}, "after drop of a loaded sequence")
 
 
 @check("MOVE-01d", "paged")
@@ -154,8 +172,9 @@ def save_and_load_of_an_unknown_sequence_raise(subject: Subject) -> None:
     sequence, tokens = written_sequence(subject, cache, 3)
     data = cache.save(sequence)
     for name, args in (("save", ()), ("load", (data,))):
-        with raises("SequenceNotFound"):
-            getattr(cache, name)(sequence + 10**6, *args)
+        for unknown in unknown_ids(subject, sequence):
+            with raises("SequenceNotFound"):
+                getattr(cache, name)(unknown, *args)
     assert_contents(cache, sequence, tokens, "after save and load of an unknown sequence")
 
 
@@ -215,6 +234,63 @@ def load_of_ranges_of_layers_restores_the_sequence(subject: Subject) -> None:
 def load_of_ranges_of_heads_restores_the_sequence(subject: Subject) -> None:
     subject.require_size(num_kv_heads=2)
     load_parts(subject, "heads", [0, 1], [1, subject.heads])
+
+
+@check("MOVE-05ab", "paged")
+def load_of_parts_in_any_order_restores_the_sequence(subject: Subject) -> None:
+    """The parts are three ranges of heads, or ranges of tokens that are cut into heads and layers differently."""
+    subject.require_size(num_kv_heads=3, num_layers=2)
+    cache, other = cache_with_blocks(subject, 16, num_kv_heads=3), cache_with_blocks(subject, 16, num_kv_heads=3)
+    heads, layers = cache.config["num_kv_heads"], cache.config["num_layers"]
+    sequence, tokens = written_sequence(subject, cache, TOKENS, TOKENS - 2)
+    by_heads: list[dict[str, Any]] = [{"heads": [0, 1]}, {"heads": [1, 2]}, {"heads": [2, heads]}]
+    mixed: list[dict[str, Any]] = [
+        {"tokens": [0, 3], "layers": [0, 1]},
+        {"tokens": [0, 3], "layers": [1, layers]},
+        {"tokens": [3, TOKENS], "heads": [0, 2]},
+        {"tokens": [3, TOKENS], "heads": [2, heads]},
+    ]
+    free = other.num_free_blocks
+    for spans in (by_heads, mixed):
+        parts = [cache.save(sequence, **span) for span in spans]
+        for order in permutations(range(len(parts))):
+            loaded = other.create()
+            for number in order:
+                assert_equal(other.length(loaded, 0), 0, "length before the last part was loaded")
+                other.load(loaded, parts[number])
+            assert_contents(other, loaded, tokens, f"after load of the parts {[spans[number] for number in order]}")
+            other.drop(loaded)
+            assert_equal(other.num_free_blocks, free, "num_free_blocks after drop of a sequence that was loaded in parts")
+
+
+@check("MOVE-01c", "paged")
+def any_operation_after_load_acts_as_on_the_saved_sequence(subject: Subject) -> None:
+    subject.require_size(sequences=4)
+    edit_saved_and_loaded(subject, {})
+    with suppress(NotOffered):
+        edit_saved_and_loaded(subject, {"tokens": [4, TOKENS]}, {"tokens": [0, 4]})
+
+
+def edit_saved_and_loaded(subject: Subject, *spans: dict[str, Any]) -> None:
+    """Makes the same calls on a saved sequence and on a loaded one, and on a fork of each. spans: the parts that are loaded."""
+    cache = cache_with_blocks(subject, 48)
+    saved, _ = written_sequence(subject, cache, TOKENS, TOKENS - 2)
+    loaded, parts = cache.create(), [cache.save(saved, **span) for span in spans]
+    for part in parts:
+        cache.load(loaded, part)
+    pairs = [(saved, loaded)]
+    with suppress(NotOffered):
+        pairs.append((cache.fork(saved), cache.fork(loaded)))
+    more = [random_pair(subject, count, cache.config["num_kv_heads"], cache.config["head_dim"]) for count in (2, 4, 3)]
+    calls: list[tuple[str, tuple[Any, ...]]] = [("write", (0, 1, *more[0])), ("write", (0, TOKENS - 2, *more[1]))]
+    calls += [("truncate", (5,)), ("truncate", (2,)), ("write", (0, 2, *more[2]))]
+    for pair in reversed(pairs):
+        for name, args in calls:
+            with suppress(NotOffered):
+                for sequence in pair:
+                    getattr(cache, name)(sequence, *args)
+            for one, other in pairs:
+                assert_contents(cache, other, contents(cache, one), f"of a loaded sequence or its fork, after {name}")
 
 
 @check("MOVE-05ab", "paged")

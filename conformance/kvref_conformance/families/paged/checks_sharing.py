@@ -269,6 +269,20 @@ def write_without_room_for_its_copies_changes_nothing(subject: Subject) -> None:
 
 
 @check("SHARE-07", "paged")
+def write_with_room_for_new_blocks_but_not_for_a_copy_changes_nothing(subject: Subject) -> None:
+    subject.require_size(sequences=2, tokens=2)
+    session, parent = nearly_full_session(subject)
+    length = session.length(parent, 0)
+    with may_raise("OutOfBlocks"):  # if fork copies the last block
+        child = session.cache.fork(parent)
+        before = session.blocks()
+        with raises("OutOfBlocks"):
+            session.write(child, session.layers[-1], length, 2)  # the second token begins a block
+        session.look()
+        assert_equal(session.blocks(), before, "blocks after a write with room for its new blocks, but not for its copy")
+
+
+@check("SHARE-07", "paged")
 def append_step_without_room_for_its_copies_changes_nothing(subject: Subject) -> None:
     subject.require_size(sequences=3)
     session, parent = nearly_full_session(subject)

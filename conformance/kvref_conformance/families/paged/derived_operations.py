@@ -15,7 +15,14 @@ from kvref_conformance.implementation_api import NDArray
 Pair = tuple[NDArray, NDArray]
 
 
+def require_no_released_block(cache: ObjectProxy, derivation: str) -> None:
+    """Raises NotOffered if `release_before` was called: positions that are released count in lengths, but cannot be read."""
+    if cache.was_called("release_before"):
+        raise NotOffered(f"{derivation} after release_before")
+
+
 def gather_by_reading(cache: ObjectProxy, sequence: int, layer: int) -> Pair:
+    require_no_released_block(cache, "gather (derived from read)")
     found: Pair = cache.read(sequence, layer, list(range(cache.length(sequence, layer))))
     return found
 
@@ -26,6 +33,7 @@ def gather_from_a_batch(cache: ObjectProxy, sequence: int, layer: int) -> Pair:
 
 
 def read_of_what_is_gathered(cache: ObjectProxy, sequence: int, layer: int, positions: Sequence[int]) -> Pair:
+    require_no_released_block(cache, "read (derived from gather)")
     keys, values = cache.gather(sequence, layer)
     if any(not 0 <= position < len(keys) for position in positions):
         raise NotOffered("reads at positions that gather does not return (derived from gather)")
@@ -33,6 +41,7 @@ def read_of_what_is_gathered(cache: ObjectProxy, sequence: int, layer: int, posi
 
 
 def length_of_what_is_gathered(cache: ObjectProxy, sequence: int, layer: int) -> int:
+    require_no_released_block(cache, "length (derived from gather)")
     return len(cache.gather(sequence, layer)[0])
 
 
@@ -94,6 +103,7 @@ def block_table_of_a_batch(cache: ObjectProxy, sequence: int, layer: int) -> lis
 
 def block_table_of_its_slots(cache: ObjectProxy, sequence: int, layer: int) -> list[int]:
     """Derives the table from the first slot of each block, until slot_mapping raises PositionOutOfRange."""
+    require_no_released_block(cache, "block_table (derived from slot_mapping)")
     size, table = cache.config["block_size"], list[int]()
     while len(table) <= cache.config["num_blocks"]:
         try:
@@ -111,6 +121,8 @@ def slots_of_the_table(cache: ObjectProxy, sequence: int, layer: int, start: int
     start, count = int(start), int(count)  # sums of NumPy integers can wrap around
     if start < 0 or count < 0 or start + count > len(table) * size:
         raise NotOffered("slots of positions without a block (derived from block_table)")
+    if any(table[p // size] < 0 for p in range(start, start + count)):
+        raise NotOffered("slots of released positions (derived from block_table)")
     return [table[p // size] * size + p % size for p in range(start, start + count)]
 
 

@@ -162,7 +162,7 @@ def small_session(subject: Subject, entries: int = 12, sequences: int = 2, **siz
 class PagedFixture(Session):
     """A paged cache, to which random tokens are written.
 
-    size: tokens per block. layers: the range of layers. row: the shape of a token. unit: blocks that one table entry stands for.
+    size: tokens per block. layers: the range of layers. row: the shape of a token. unit: blocks that are allocated together.
     """
 
     def __init__(self, subject: Subject, make: Callable[[], ObjectProxy]) -> None:

@@ -20,6 +20,7 @@ from kvref_conformance.testlib.law_adapter import (
     BadCall,
     Counter,
     LawAdapter,
+    unknown_ids,
     wrong_pairs,
     wrong_queries,
 )
@@ -120,8 +121,9 @@ class PagedLawAdapter(LawAdapter):
             calls += [("LayerOutOfRange", name, (sequence, layer)) for name in ("gather", "length", "block_table")]
             calls += [("LayerOutOfRange", "read", (sequence, layer, [0]))]
         calls += [("PositionOutOfRange", "read", (sequence, 0, [0, position])) for position in (-1, length)]
-        calls += [("SequenceNotFound", "gather", (other, 0)) for other in (-1, sequence + 10**6)]
-        return calls + [("SequenceNotFound", "write", (other, 0, 0, keys, values)) for other in (-1, sequence + 10**6)]
+        unknown = unknown_ids(self.subject, sequence)
+        calls += [("SequenceNotFound", "gather", (other, 0)) for other in unknown]
+        return calls + [("SequenceNotFound", "write", (other, 0, 0, keys, values)) for other in unknown]
 
     def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         pairs, queries, good = wrong_pairs(self.subject), wrong_queries(self.subject), random_tokens(self.subject, 1)
@@ -133,6 +135,16 @@ class PagedLawAdapter(LawAdapter):
             "append_step": [([self.sequence], *pair) for pair in steps],
             "attend": [(self.sequence, 0, query, 1.0) for query in queries],
         }
+
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return self.sequence, self.layer
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        at = (self.sequence, self.layer)
+        calls: list[tuple[str, tuple[Any, ...]]] = [(name, at) for name in ("gather", "block_table")]
+        calls += [(name, ([self.sequence], self.layer)) for name in ("gather_batch", "lengths", "block_tables")]
+        calls += [("slot_mapping", (*at, 0, len(self))), ("read", (*at, list(range(len(self)))))]
+        return calls
 
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = random_pair(self.subject, 1)

@@ -35,7 +35,9 @@ from kvref_conformance.oracle.expectations import (
     exact_reads,
     range_errors,
 )
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.oracle.reference_model import ReadCall
+from kvref_conformance.oracle.rotary import expected_rotation
 from kvref_conformance.oracle.saved_state import SerializableModel
 from kvref_conformance.oracle.token_storage import storage_errors
 
@@ -165,28 +167,43 @@ class Paged(TableModel, SerializableModel):
         shortest = self._shortest(sequence)
         wrong = self._unknown(sequence) + range_errors(stop, shortest + 1, "PositionOutOfRange", "EDIT-10")
         wrong += range_errors(start, 1 + (shortest if wrong else stop), "PositionOutOfRange", "EDIT-10")
-        if theta is not None:
-            raise ValueError("remove with theta is not modeled; checks judge it")
+        if theta is not None and not 0 < theta < np.inf:
+            wrong.append(("ConfigError", "EDIT-10"))
         if wrong:
             return self.expect_error(wrong)
+        if theta is not None and (self.dtype not in PLAIN_FORMATS or self.row[1] % 2):
+            raise ValueError("remove with theta is modeled for an even head_dim and plain dtypes; checks judge the others")
         if start < (first := self.first_position(sequence)):
             raise ValueError("remove at a released position is not modeled, because it may raise or not")
         layers = [layer.tokens for layer in self.sequences[sequence]]
         lengths, gap = list(map(len, layers)), range(start, stop)
-        found = outcome(self.ways, self.total, lambda held: removing(held, sequence, lengths, gap, self.size))
+        rotates = theta is not None and bool(gap)
+        found = outcome(self.ways, self.total, lambda held: removing(held, sequence, lengths, gap, self.size, rotates))
+        moved = [tokens[stop:] for tokens in layers]
+        if rotates:
+            moved = [[self._rotated(token, -len(gap), theta, layout) for token in tokens] for tokens in moved]
+        keys = [key for each in moved for key, _ in each]
+        infinite = rotates and any(np.isinf(key.values).any() for key in keys)
 
         def change(ok: Any) -> None:
             self.settle(found.after if gap else self.ways)
-            for tokens in layers:
-                del tokens[start:stop]
+            for tokens, rest in zip(layers, moved, strict=True):
+                tokens[start:] = rest
+            self.rotated |= rotates
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
         then = self.on_success("remove", change)
-        kinds = ["OutOfBlocks"] * bool(found.stays and gap) + ["PositionOutOfRange"] * bool(first)
+        unsure = ["NonFinite"] * (rotates and any(np.isinf(key.slack).any() for key in keys))
+        kinds = ["OutOfBlocks"] * bool(found.stays and gap) + ["PositionOutOfRange"] * bool(first) + unsure
+        if infinite:
+            return self.expect_error([(kind, "EDIT-10") for kind in dict.fromkeys(("NonFinite", *kinds))])
         if kinds:
-            refused = self.none_left(Transition() if first else found)
+            refused = self.none_left(Transition() if first or unsure else found)
             return AcceptedOrError("EDIT-10", then, kinds=tuple(kinds), on_error=refused)
         return Expectation("EDIT-10", then)
+
+    def _rotated(self, token: Token, by: int, theta: Any, layout: Any) -> Token:
+        return expected_rotation(token[0], by, theta, layout, self.dtype), token[1]
 
     def shape(self) -> Any:
         return self.layers, self.row, self.dtype, self.scales
@@ -220,7 +237,7 @@ class Paged(TableModel, SerializableModel):
 
         after = outcome(self.ways, self.total, ways)
         if not after.goes and not self.lost:
-            return ExpectedError("MOVE-02", kinds=("OutOfBlocks",), on_error=lambda: self.on_success("not loaded")(None))
+            return ExpectedError("MOVE-02", kinds=("OutOfBlocks",), on_error=lambda: self.note_unchanged("not loaded"))
 
         def change(content: Any) -> None:
             self.settle(after.after or self.ways)
@@ -312,7 +329,7 @@ class Paged(TableModel, SerializableModel):
     def _tokens(self, sequence: int, layer: int, positions: list[int] | None) -> Expectation:
         tokens = self.sequences[sequence][layer].tokens
         positions = list(range(self.first_position(sequence), len(tokens))) if positions is None else positions
-        parts, unsure = stacked([tokens[position] for position in positions], self.row, self.dtype)
+        parts, unsure = stacked([tokens[position] for position in positions], self.row, self.dtype, self.rotated)
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             if self.last_change in ANY_TOKENS:
@@ -327,22 +344,26 @@ class Paged(TableModel, SerializableModel):
                 return "LAW-02"
             return "PAGED-11" if self.overwrote and positions[index[0]] not in self.written[2] else "LAW-04"
 
-        return ExpectedArrays("PAGED-12", names=("keys", "values"), parts=parts, undetermined=unsure, clause_at=clause_at)
+        slack = self.rotated and bool(parts[0].slack.any())
+        return ExpectedArrays(
+            "PAGED-12", names=("keys", "values"), parts=parts, undetermined=unsure, clause_at=clause_at, always_slack=slack
+        )
 
     def gather_batch(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):
             return self.expect_error(wrong)
         each = [self._covered(sequence, layer) for sequence in sequences]
-        parts, unsure = stacked([token for part in each for token in part], self.row, self.dtype)
+        parts, unsure = stacked([token for part in each for token in part], self.row, self.dtype, self.rotated)
         if unsure is not None:
             return UnjudgedReply("LAW-14")
         offsets = exact_reads(np.cumsum([0, *map(len, each)]))
-        return ExpectedArrays("PAGED-17", names=("keys", "values", "offsets"), parts=(*parts, offsets))
+        slack = self.rotated and bool(parts[0].slack.any())
+        return ExpectedArrays("PAGED-17", names=("keys", "values", "offsets"), parts=(*parts, offsets), always_slack=slack)
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expectation:
         if wrong := self._unknown(sequence, layer):
             return self.expect_error(wrong + query_errors(query, *self.row))
-        parts, unsure = stacked(self._covered(sequence, layer), self.row, self.dtype)
+        parts, unsure = stacked(self._covered(sequence, layer), self.row, self.dtype, self.rotated)
         return expect_attend("ATTN-10", query, *parts, scale) if unsure is None else UnjudgedReply("ATTN-10")
 
     def _covered(self, sequence: int, layer: int) -> list[Token]:

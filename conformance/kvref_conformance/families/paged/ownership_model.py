@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from kvref_conformance.calls.messages import format_list
+
 TableEntry = tuple[int, int, int]  # sequence, layer, entry
+OTHER_BLOCK = "other"  # stands for a block with an unknown id, in messages
 RELEASED = -1  # the name and the id in the place of a released block (WIN-09); names of blocks are positive
 
 
@@ -134,6 +137,11 @@ class OwnershipState:
         found = [known.get(entry[layer]) for entry in self.tables[sequence]]
         return None if None in found else [block for block in found if block is not None]
 
+    def describe_table(self, sequence: int, layer: int) -> str:
+        """Returns the table of a layer as text: the known block ids, and OTHER_BLOCK for each block that is not known yet."""
+        known = {**self.blocks, RELEASED: RELEASED}
+        return f"[{format_list([known.get(entry[layer], OTHER_BLOCK) for entry in self.tables[sequence]], str)}]"
+
     def accepts(self, sequence: int, layer: int, blocks: list[int]) -> bool:
         """Returns whether the table of a layer can list these ids: known ids are unchanged, and each id has one name."""
         names, first = [entry[layer] for entry in self.tables[sequence]], self.num_released(sequence)
@@ -252,20 +260,27 @@ def cutting(held: OwnershipState, sequence: int, filled: int) -> Iterable[Altern
         yield Alternative(0, change)
 
 
-def removing(held: OwnershipState, sequence: int, lengths: list[int], gap: range, size: int) -> Iterable[Alternative]:
+def removing(
+    held: OwnershipState, sequence: int, lengths: list[int], gap: range, size: int, rotates: bool = False
+) -> Iterable[Alternative]:
     """Yields the ways of a remove: tokens are written to new positions, or, if whole blocks are removed, later entries move up.
 
-    lengths: the length of each layer before the call.
+    lengths: the length of each layer before the call. rotates: whether the keys that move are rotated. Shared blocks whose
+    entries move up are then copied, unless the cache rotates the keys later.
     """
     filled = -(-(max(lengths) - len(gap)) // size)
     first, last = gap.start // size, gap.stop // size
-    written = [
-        (sequence, layer, entry)
-        for layer, length in enumerate(lengths)
-        if length > gap.stop
-        for entry in range(first, -(-(length - len(gap)) // size))
-    ]
-    for write in writing(held, {}, written):
+
+    def moved(entry: int, by: int) -> list[TableEntry]:
+        """Returns the places from this entry on that contain moved tokens, whose blocks moved up by `by` entries."""
+        return [
+            (sequence, layer, each)
+            for layer, length in enumerate(lengths)
+            if length > gap.stop
+            for each in range(entry, -(-(length - len(gap)) // size) + by)
+        ]
+
+    for write in writing(held, {}, moved(first, 0)):
         for cut in cutting(held, sequence, filled):
 
             def change(after: OwnershipState, write: Alternative = write, cut: Alternative = cut) -> None:
@@ -274,10 +289,12 @@ def removing(held: OwnershipState, sequence: int, lengths: list[int], gap: range
 
             yield Alternative(write.takes, change, least=0)
     if not gap.start % size and not gap.stop % size:
-        for cut in cutting(held, sequence, last - first + filled):
+        for write in [Alternative(0, lambda after: None), *(writing(held, {}, moved(last, last - first)) if rotates else ())]:
+            for cut in cutting(held, sequence, last - first + filled):
 
-            def splice(after: OwnershipState, cut: Alternative = cut) -> None:
-                cut.change(after)
-                after.tables[sequence] = after.tables[sequence][:first] + after.tables[sequence][last:]
+                def splice(after: OwnershipState, write: Alternative = write, cut: Alternative = cut) -> None:
+                    write.change(after)
+                    cut.change(after)
+                    after.tables[sequence] = after.tables[sequence][:first] + after.tables[sequence][last:]
 
-            yield Alternative(0, splice)
+                yield Alternative(write.takes, splice, least=0 if rotates else None)

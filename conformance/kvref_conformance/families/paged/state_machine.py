@@ -1,7 +1,8 @@
 """The state machine of the family `paged`."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -21,7 +22,7 @@ from kvref_conformance.fuzz.base_machine import (
 )
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
-from kvref_conformance.oracle.formats import SCALED_FORMATS, group_of
+from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
 from kvref_conformance.testlib.fixtures import supports
 
 GONE = 8  # the index of a dropped sequence
@@ -32,6 +33,8 @@ BATCH = st.sampled_from((
 POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST_INDEX), ()))
 NOWHERE = 9  # a write at an invalid position
 BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # number of tokens between the start of a write and the end
+ROTATIONS: tuple[dict[str, Any], ...] = ({"theta": 100.0}, {"theta": 10_000.0, "layout": "pairs"}, {"theta": 2.5})
+ROTATING = st.sampled_from((*("remove and rotate",) * 4, "fork", "truncate", "append_step", "write"))  # with no read between
 DTYPE = st.sampled_from(("float32", "float16", "bfloat16", "int8", "float32", "q4", "float32", "int8_g32_float32"))
 
 
@@ -47,7 +50,7 @@ class PagedStateMachine(FamilyStateMachine):
 
     @initialize(
         blocks=st.sampled_from((6, 7, 9, 12, 5, 24, 0)), size=st.sampled_from((1, 2, 3, 4, 2, 3)),
-        layers=st.sampled_from((1, 2, 2)), heads=st.integers(1, 2), dim=st.sampled_from((1, 3)),
+        layers=st.sampled_from((1, 2, 2)), heads=st.integers(1, 2), dim=st.sampled_from((1, 3, 2, 4)),
         dtype=DTYPE, sequences=st.sampled_from((1, 2, 3, 2)),
     )  # fmt: skip
     def new(self, blocks: int, size: int, layers: int, heads: int, dim: int, dtype: str, sequences: int) -> None:
@@ -57,7 +60,8 @@ class PagedStateMachine(FamilyStateMachine):
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
             self.layers = self.config["num_layers"]
-            self.stride = max(1, self.config["block_size"] // 4)  # tokens per step, larger if blocks must be large
+            self.block_size = int(self.config["block_size"])
+            self.stride = max(1, self.block_size // 4)  # tokens per step, larger if blocks must be large
         for _ in range(sequences):
             self.create()
 
@@ -77,9 +81,112 @@ class PagedStateMachine(FamilyStateMachine):
         layers = self.model.sequences.get(self.sequence(index), [])
         return len(layers[layer].tokens) if layer < len(layers) else 0
 
-    def create(self) -> None:
+    def create(self) -> int | None:
+        """Creates a sequence, if there can be one more."""
         if self.objects and len(self.model.sequences) < self.subject.size("sequences", 99):
-            self.call("create", self.objects[0])
+            created: int | None = self.call("create", self.objects[0])
+            return created
+        return None
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.chosen(which % 3, full=True)
+        if which > 2 and self.edited in self.model.sequences:
+            self.fill(self.edited)
+        return {
+            "create": lambda number: self.continue_with(self.create()),
+            "drop": self.drop_in_a_row,
+            "fork": self.fork_in_a_row,
+            "truncate": self.truncate_in_a_row,
+            "release_before": self.release_in_a_row,
+            "remove": self.remove_in_a_row,
+            "remove and rotate": lambda number: self.remove_in_a_row(number, **self.rotation(number)),
+            "load": lambda number: self.call("load", self.objects[0], sequence=self.edited, data=self.saved),
+            "ensure_capacity": self.ensure_in_a_row,
+            "write": self.write_in_a_row,
+            "append": lambda number: self.append_in_a_row(number, step=False),
+            "append_step": lambda number: self.append_in_a_row(number, step=True),
+        }
+
+    @precondition(lambda self: self.objects and self.model.sequences and self.rotates)
+    @rule(which=st.integers(3, 5), picks=st.lists(st.tuples(ROTATING, st.integers(0, 7)), min_size=2, max_size=4))
+    def rotate_in_a_row(self, which: int, picks: list[tuple[str, int]]) -> None:
+        """Removes tokens and rotates keys, and reads nothing between: a cache that rotates later has to add the rotations."""
+        self.make_edits(self.edits(which), picks)
+
+    def fill(self, sequence: int) -> None:
+        """Appends tokens to each layer until it has more than two blocks of them, so that edits can begin where a block does."""
+        for layer, held in enumerate(self.model.sequences[sequence]):
+            length = len(held.tokens)
+            if length <= 2 * self.model.size:
+                self.put_into(sequence, layer, length, 2 * self.model.size + 1 - length, "uneven")
+
+    def save_before_edits(self) -> Any:
+        return self.call_quietly("save", self.objects[0], sequence=self.edited)
+
+    def continue_with(self, sequence: int | None) -> None:
+        """Makes the next edits on this sequence, if it was created."""
+        self.edited = self.edited if sequence is None else sequence
+
+    def before_end(self, number: int) -> int:
+        """Returns a position near the end of the edited sequence, or at the border of one of its last blocks."""
+        length, size = self.shortest(self.edited), self.block_size
+        if number < 4:
+            return max(0, length - number * self.stride)
+        return max(0, (length - 1) // size - (number - 5)) * size if number < 7 else 0
+
+    def drop_in_a_row(self, number: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.edited)
+        self.continue_with(choose_one(self.model.sequences, number))
+
+    def fork_in_a_row(self, number: int) -> None:
+        if len(self.model.sequences) < min(4, self.subject.size("sequences", 99)):
+            child = self.call("fork", self.objects[0], sequence=self.edited)
+            self.continue_with(child if number % 2 else None)
+
+    def truncate_in_a_row(self, number: int) -> None:
+        length = min(self.before_end(number), self.shortest(self.edited))
+        self.call("truncate", self.objects[0], sequence=self.edited, length=length)
+
+    def release_in_a_row(self, number: int) -> None:
+        position = min(self.before_end(number), self.shortest(self.edited))
+        self.call("release_before", self.objects[0], sequence=self.edited, position=position)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the model covers `remove` with theta: not in a format with scales."""
+        return self.model.dtype in PLAIN_FORMATS and self.shape[1] % 2 == 0
+
+    def rotation(self, number: int) -> dict[str, Any]:
+        """Returns arguments of `remove` that rotate keys, if the model covers them."""
+        return ROTATIONS[number % len(ROTATIONS)] if self.rotates else {}
+
+    def remove_in_a_row(self, number: int, **rotation: Any) -> None:
+        shortest = self.shortest(self.edited)
+        start = max(self.model.first_position(self.edited), min(shortest, self.before_end(number)) - number % 3)
+        if start <= shortest:
+            stop = min(shortest, start + 1 + number % 2)
+            self.call("remove", self.objects[0], sequence=self.edited, start=start, stop=stop, **rotation)
+
+    def ensure_in_a_row(self, number: int) -> None:
+        longest = max((len(layer.tokens) for layer in self.model.sequences.get(self.edited, [])), default=0)
+        self.call("ensure_capacity", self.objects[0], sequence=self.edited, num_tokens=longest + number * self.stride)
+
+    def write_in_a_row(self, number: int) -> None:
+        layer, layers = number % self.layers, self.model.sequences.get(self.edited, [])
+        length = len(layers[layer].tokens) if layers else 0
+        start = max(0, length - number // 2 * self.stride)
+        self.put_into(self.edited, layer, start, (1 + number % 3) * self.stride, "uneven")
+
+    def append_in_a_row(self, number: int, step: bool) -> None:
+        """Appends a token to the edited sequence, or to it and to another one."""
+        other = choose_one(set(self.model.sequences) - {self.edited}, number) if number > 4 else None
+        sequences = [self.edited] if other is None else [other, self.edited]
+        keys, values = make_pair(self.source, (self.layers, len(sequences), *self.shape), "uneven")
+        if step:
+            self.call("append_step", self.objects[0], sequences=sequences, keys=keys, values=values)
+        else:
+            layer = number % self.layers
+            self.call("append", self.objects[0], sequences=sequences, layer=layer, keys=keys[layer], values=values[layer])
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY_INDEX, back=BACK, count=TOKEN_COUNT, kind=row_kinds())
@@ -164,7 +271,7 @@ class PagedStateMachine(FamilyStateMachine):
     @rule(
         which=SEQUENCE,
         layer=ANY_INDEX,
-        who=st.sampled_from((0, 1, 2, 3, 4, 5, 2, 4)),
+        who=st.sampled_from((1, 0, 2, 3, 4, 5, 1, 4)),
         back=st.sampled_from((0, 1, 2, 1, 4, 9)),
         count=TOKEN_COUNT,
         kind=row_kinds(),
@@ -199,9 +306,15 @@ class PagedStateMachine(FamilyStateMachine):
     fork_more = fork
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)), count=st.sampled_from((1, 2, 3, 4, 0)), remove=st.booleans())
-    def edit(self, which: int, back: int, count: int, remove: bool) -> None:
-        self.cut(self.chosen(which, full=True), back, count, remove)
+    @rule(
+        which=SEQUENCE,
+        back=st.sampled_from((1, 2, 3, 5, 0, -1)),
+        count=st.sampled_from((1, 2, 3, 4, 0)),
+        remove=st.booleans(),
+        rotation=st.sampled_from((None, *range(len(ROTATIONS)))),
+    )
+    def edit(self, which: int, back: int, count: int, remove: bool, rotation: int | None) -> None:
+        self.cut(self.chosen(which, full=True), back, count, remove, rotation)
 
     @precondition(lambda self: self.objects)
     @rule(
@@ -235,7 +348,7 @@ class PagedStateMachine(FamilyStateMachine):
         position = max(0, self.shortest(sequence) - back * self.stride)
         self.call("release_before", self.objects[0], sequence=sequence, position=position)
 
-    def cut(self, sequence: int, back: int, count: int, remove: bool) -> None:
+    def cut(self, sequence: int, back: int, count: int, remove: bool, rotation: int | None = None) -> None:
         """Truncates a sequence `back` steps before its end, or removes `count` steps from there on. Arguments can be invalid."""
         shortest = self.shortest(sequence)
         start = max(0, shortest - back * self.stride) if back < 9 else -1
@@ -244,7 +357,8 @@ class PagedStateMachine(FamilyStateMachine):
         elif start < 0 or start >= self.model.first_position(sequence):  # at a released position it may raise or not
             stop = start + count * self.stride
             stop = stop if back < 0 or back == 9 else min(stop, shortest)
-            self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop)
+            args = {} if rotation is None else self.rotation(rotation)
+            self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop, **args)
 
     def shortest(self, sequence: int) -> int:
         """Returns the length of the shortest layer of a sequence, 0 if it does not exist."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvref_conformance.calls.messages import format_value
 from kvref_conformance.families.paged.ownership_model import (
+    OTHER_BLOCK,
     RELEASED,
     Alternative,
     OwnershipState,
@@ -65,12 +66,15 @@ def stored(keys: NDArray, values: NDArray, format: str, scales: Scales = (None, 
 
 
 def stacked(
-    tokens: Sequence[Token], row: tuple[int, int], format: str
+    tokens: Sequence[Token], row: tuple[int, int], format: str, rotated: bool = False
 ) -> tuple[tuple[ExpectedReads, ExpectedReads], NDArray | None]:
-    """Returns keys and values [n, heads, dim] of tokens, and a mask of unknown values, or None if all are known."""
+    """Returns keys and values [n, heads, dim] of tokens, and a mask of unknown values, or None if all are known.
+
+    rotated: whether some keys in a plain dtype were rotated, so that they have a slack.
+    """
     parts = [[token[which] for token in tokens] for which in (0, 1)]
     values = [np.array([part.values for part in each], np.float32).reshape(-1, *row) for each in parts]
-    if format in PLAIN_FORMATS:
+    if format in PLAIN_FORMATS and not rotated:
         return (exact_reads(values[0]), exact_reads(values[1])), None
     slack = [np.array([part.slack for part in each], np.float64).reshape(-1, *row) for each in parts]
     unsure = np.isinf(slack[0])
@@ -123,6 +127,7 @@ class TableModel(ReferenceModel):
         self.written: tuple[int, int, range] = (-1, -1, range(0))  # (sequence, layer, positions) of the last write
         self.touched: set[int] = set()  # the sequences that the last operation changed
         self.overwrote = False
+        self.rotated = False  # whether `remove` rotated keys, which are then known within a slack
 
     @property
     def blocks(self) -> dict[int, int]:
@@ -210,7 +215,7 @@ class TableModel(ReferenceModel):
 
         def refused() -> None:
             self.ways = found.stays or self.ways
-            self.last_change = "refused"
+            self.note_unchanged("refused")
 
         return refused
 
@@ -231,7 +236,7 @@ class TableModel(ReferenceModel):
     def expect_error(self, wrong: Errors) -> ExpectedError:
         if {kind for kind, _ in wrong} == {"OutOfBlocks"}:
             short = "no copy" if wrong[0][1] == "SHARE-07" else "short"
-            return ExpectedError(wrong[0][1], kinds=("OutOfBlocks",), on_error=lambda: self.on_success(short)(None))
+            return ExpectedError(wrong[0][1], kinds=("OutOfBlocks",), on_error=lambda: self.note_unchanged(short))
         return super().expect_error(wrong)
 
     def may_be_short(self, needed: dict[Any, int]) -> Errors:
@@ -263,15 +268,15 @@ class TableModel(ReferenceModel):
             for held in self.ways:
                 held.see(sequence, layer, table)
 
-        def seen() -> str:
-            tables = {(each, at): self.table(each, at) for each in self.sequences for at in range(self.layers)}
-            return ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table) or "none yet"
+        def tables() -> str:
+            """Returns the tables that are possible, for example "[3, other]"."""
+            found = " or ".join(dict.fromkeys(held.describe_table(sequence, layer) for held in self.ways))
+            others = f"; {OTHER_BLOCK}: different blocks of [0, {self.total}) that no table listed before"
+            return found + others if OTHER_BLOCK in found else found
 
-        count = " or ".join(map(str, sorted(counts)))
-        says = f"{count} different blocks of [0, {self.total}), in other tables only if they are shared; known: "
         length = (min(counts), self.clause_of("block_table")) if len(counts) == 1 else None
         clause = self.clause_by_observation.get((self.last_change, "block_table"), "PAGED-13")
-        return AnyOf(clause, note, range_text=says, details=seen, accepts=accepts, length=length)
+        return AnyOf(clause, note, details=tables, accepts=accepts, length=length)
 
     def block_tables(self, sequences: Sequence[Any], layer: Any) -> Expectation:
         if wrong := self._batch(sequences, layer):

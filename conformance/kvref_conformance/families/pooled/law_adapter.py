@@ -21,6 +21,9 @@ class PooledLawAdapter(LawAdapter):
         stats = self.cache.stats()
         return [(name, getattr(stats, name)) for name in ("num_blocks", "bytes")]
 
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        return [("read", ())]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(5))

@@ -1,5 +1,8 @@
 """The state machine of the family `pooled`."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -26,6 +29,10 @@ class PooledStateMachine(FamilyStateMachine):
             self.make_object(num_kv_heads=heads, head_dim=dim, tokens_per_block=block, max_tokens=max(most, block), **shared)
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = choose_one(self.objects, which)
+        return {"append": lambda number: self.append(which, 1 + number, "uneven")} | self.cache_edits(lambda: 0)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=TOKEN_COUNT | TOKEN_COUNT | st.integers(6, 16), kind=row_kinds())

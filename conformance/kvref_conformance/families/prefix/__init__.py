@@ -15,7 +15,7 @@ FAMILY = Family(
     chapter="prefixes",
     small=PAGES.small,
     speaks_for=(
-        *(clause for clause in PAGES.speaks_for if not clause.startswith(("MOVE", "WIN"))),  # checks judge hits after load
+        *(clause for clause in PAGES.speaks_for if not clause.startswith("MOVE")),  # checks judge hits after load
         *(f"PREFIX-{n:02}" for n in range(1, 16)),
     ),
     gives={**PAGES.gives, "begin": "sequence"},
@@ -40,7 +40,8 @@ ERRORS: dict[str, str] = OF_PAGES | {
 
 class Prefix(Paged, Protocol):
     """`begin` creates a sequence with the cached prefix of the tokens, and allocates blocks for all of them, or none. The length
-    of the sequence is that of the prefix. `commit` declares the tokens at the first positions of a sequence.
+    of the sequence is that of the prefix. `commit` declares the tokens at the first positions of a sequence. `attend` is that of
+    the paged cache.
     """
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int: ...

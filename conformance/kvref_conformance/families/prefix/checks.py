@@ -1,6 +1,7 @@
 """Checks of PREFIX: which blocks are found."""
 
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
@@ -126,7 +127,8 @@ def commit_can_be_repeated_with_more_tokens(subject: Subject) -> None:
     for count in range(len(tokens)):
         served.write(sequence, count, count + 1)
         served.cache.commit(sequence, tokens[: count + 1])
-        assert_equal(served.match(tokens), (count + 1) // served.size * served.size, f"match after commit of {count + 1} tokens")
+        hit = min((count + 1) // served.size, 3) * served.size
+        assert_equal(served.match(tokens), hit, f"match after commit of {count + 1} tokens")
     served.finds(tokens, 3 * served.size)
 
 
@@ -162,6 +164,54 @@ def overwrite_in_one_layer_uncommits_tokens(subject: Subject) -> None:
         served.prompts[sequence] = other, ""
         served.write(sequence, size, 2 * size, layers=[layer])
         served.cache.commit(sequence, other)  # no TokenMismatch
+
+
+@check("PREFIX-02acd", "prefix")
+def sharers_commit_independently(subject: Subject) -> None:
+    """One sharer edits and commits its tokens. The committed tokens of the other, and what it commits later, do not change."""
+    need_tokens(subject)
+    subject.require_size(sequences=3)
+    for edit, editor in product(("append", "write", "truncate", "remove"), (0, 1)):
+        served = PrefixFixture(subject, 16)
+        size, tokens, cache = served.size, prompt(2 * served.size), served.cache
+        parent = served.serve(tokens)
+        sharers = parent, cache.fork(parent)
+        one, other = sharers[editor], sharers[1 - editor]
+        start = 2 * size if edit == "append" else size
+        served.prompts[one], served.prompts[other] = (([*tokens[:start], *prompt(3 * size - start, n)], "") for n in (2, 3))
+        with suppress(NotOffered):
+            if edit == "truncate":
+                cache.truncate(one, start)
+            elif edit == "remove":
+                cache.remove(one, start, 2 * size)
+            served.write(one, start, 3 * size)
+            cache.commit(one, served.prompts[one][0])
+            with raises("TokenMismatch"):
+                cache.commit(other, [*tokens[:-1], OTHER])
+            served.prompts[other] = [*tokens, *prompt(size, 3)], ""
+            served.write(other, 2 * size, 3 * size)
+            cache.commit(other, served.prompts[other][0])
+            for each in sharers:
+                what = f"match of the prompt of the {('parent', 'fork')[each != parent]}, after {edit} by the other or itself"
+                assert_equal(served.match([*served.prompts[each][0], OTHER]), 3 * size, what)
+            served.look()
+
+
+@check("PREFIX-02ad", "prefix")
+def loaded_tokens_can_be_committed(subject: Subject) -> None:
+    """A sequence with committed tokens loads a file. Its former tokens are no longer committed (MOVE-01)."""
+    need_tokens(subject)
+    subject.require_size(sequences=3)
+    for count in (1, 2, 3):  # blocks of the file
+        served = PrefixFixture(subject, 16)
+        size, tokens, cache = served.size, prompt(2 * served.size), served.cache
+        sequence, (other, _) = served.serve(tokens), served.begin(prompt(count * size, 2))
+        served.write(other, 0, count * size)
+        cache.load(sequence, cache.save(other))
+        cache.commit(sequence, prompt(count * size, 2))
+        served.prompts[sequence] = served.prompts[other]
+        served.compare(sequence, count * size)
+        assert_equal(served.match([*prompt(count * size, 2), OTHER]), count * size, "match of loaded tokens after commit")
 
 
 @check("PREFIX-02ad", "prefix")
@@ -315,6 +365,21 @@ def match_ignores_uncommitted_tokens(subject: Subject) -> None:
     served.finds(tokens, 2 * size)
 
 
+@check("PREFIX-04c", "prefix")
+def commit_adds_no_block_that_release_before_freed(subject: Subject) -> None:
+    need_tokens(subject)
+    for counts in ((1, 2, 4), (4,), (3, 4)):  # in blocks
+        served = PrefixFixture(subject)
+        size, tokens = served.size, prompt(4 * served.size)
+        sequence, _ = served.begin(tokens)
+        served.write(sequence, 0, len(tokens))
+        served.cache.release_before(sequence, 2 * size)
+        for count in counts:
+            served.cache.commit(sequence, tokens[: count * size])
+            what = f"match after commit of {count * size} tokens, of which {2 * size} are released"
+            assert_equal(served.match([*tokens, OTHER]), 0, what)
+
+
 @check("PREFIX-12a", "prefix")
 def hit_reads_as_a_miss(subject: Subject) -> None:
     need_tokens(subject)
@@ -385,8 +450,8 @@ def hit_reads_the_committed_bits(subject: Subject) -> None:
     subject.require_size(sequences=2)
     for name in of_each_kind(subject, PLACES):
         served = PrefixFixture(subject, **of_format(name))
-        tokens, hit = prompt(2 * served.size + 1), 2 * served.size
-        first = served.serve(tokens)
+        tokens = prompt(2 * served.size + 1)
+        hit, first = len(tokens) // served.size * served.size, served.serve(tokens)
         keys, values = (part[:hit] for part in served.cache.gather(first, 0))
         if not subject.limits.switch(subject.family, "other_eviction_order"):  # then it is found after drop
             served.cache.drop(first)
@@ -479,6 +544,32 @@ def match_finds_thousands_of_blocks_until_they_are_evicted(subject: Subject) -> 
     served.cache.drop(filler)
     free = served.cache.num_free_blocks
     assert_true(free >= whole * layers, "free blocks without live sequences", f"at least {whole * layers}", free)
+
+
+@check("LAW-18", "prefix")
+def begin_separates_hundreds_of_salts(subject: Subject) -> None:
+    begin_with_salts(subject, 300)
+
+
+@check("LAW-18", "prefix", real=True)
+def begin_separates_thousands_of_salts(subject: Subject) -> None:
+    begin_with_salts(subject, 5000)
+
+
+def begin_with_salts(subject: Subject, count: int) -> None:
+    """Checks that a prompt with a new salt has no hit, and that all salts are then found."""
+    need_declared_order(subject)
+    served = serving(subject, count + 8, block_size=1, head_dim=8)
+    tokens = prompt(served.size)
+    salts = [f"tenant-{number}" for number in range(affordable_tokens(subject, min(count, room(served.cache) - 8)))]
+    for salt in salts:
+        sequence, hit = served.begin([*tokens, OTHER], salt)
+        assert_equal(hit, 0, f"the hit with the salt {salt!r} before its first use")
+        served.write(sequence, 0, len(tokens))
+        served.cache.commit(sequence, tokens)
+        served.cache.drop(sequence)
+    for salt in salts[::29]:
+        assert_equal(served.match([*tokens, OTHER], salt), len(tokens), f"match with the salt {salt!r}, one of {len(salts)}")
 
 
 @check("LAW-18", "prefix", real=True)

@@ -1,11 +1,15 @@
 """Checks of PREFIX: how long blocks are found, in which order they are evicted, and copies of cached blocks."""
 
 from contextlib import suppress
+from typing import Any
+
+import numpy as np
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.paged.fixture import reserve
+from kvref_conformance.families.paged.fixture import need_tokens, reserve
 from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair, assert_true, raises
 from kvref_conformance.testlib.fixtures import random_pair
 from kvref_conformance.testlib.registry import check
@@ -97,6 +101,20 @@ def evicted_prompts_are_never_found_again(subject: Subject) -> None:
         served.finds(tokens, 2 * served.size)
 
 
+@check("PREFIX-07", "prefix")
+def commit_finds_no_evicted_block_again(subject: Subject) -> None:
+    subject.require_size(sequences=2)
+    served = with_free_entries(subject, 4)
+    size, tokens = served.size, blocks(served, 1, 2, 3)
+    sequence, _ = served.begin(tokens)
+    served.write(sequence, 0, len(tokens))
+    served.cache.commit(sequence, tokens[: 2 * size])
+    served.cache.release_before(sequence, 2 * size)
+    served.allocate(3)
+    served.cache.commit(sequence, tokens)
+    assert_equal(served.match([*tokens, 0]), 0, "match after released blocks were evicted and later tokens committed")
+
+
 @check("PREFIX-08a", "prefix")
 def uncached_blocks_are_allocated_first(subject: Subject) -> None:
     need_declared_order(subject)
@@ -129,10 +147,16 @@ def blocks_are_evicted_in_the_order_of_their_release(subject: Subject) -> None:
 @check("PREFIX-08c", "prefix")
 def blocks_of_one_prompt_are_evicted_from_its_end(subject: Subject) -> None:
     need_declared_order(subject)
-    served = with_free_entries(subject, 4)
-    tokens = blocks(served, 1, 2, 3, 4)
-    served.serve_and_drop(tokens)
-    evict_one_by_one(served, [tokens], [3], [2], [1], [0])
+    for left in (None, 0, 1):  # blocks that a truncation leaves; None: drop
+        served = with_free_entries(subject, 4)
+        tokens = blocks(served, 1, 2, 3, 4)
+        with suppress(NotOffered):
+            if left is None:
+                served.serve_and_drop(tokens)
+            else:
+                subject.require_size(sequences=2)
+                served.cache.truncate(served.serve(tokens), left * served.size)
+            evict_one_by_one(served, [tokens], *([each] for each in range(3, (left or 0) - 1, -1)))
 
 
 @check("PREFIX-08d", "prefix")
@@ -284,6 +308,44 @@ def begin_without_room_keeps_the_eviction_order(subject: Subject) -> None:
     evict_one_by_one(served, prompts, [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1])
 
 
+@check("LAW-01", "prefix")
+def calls_that_raise_evict_nothing(subject: Subject) -> None:
+    """All free blocks are cached, so that a call that allocates blocks before it raises an error evicts some of them."""
+    need_declared_order(subject)
+    need_tokens(subject)
+    subject.require_size(sequences=3)
+    served = with_free_entries(subject, 5)
+    cache, size = served.cache, served.size
+    sequence = served.serve(blocks(served, 1, 2))
+    prompts = [blocks(served, which) for which in (3, 4, 5)]
+    served.serve_and_drop(*prompts)
+    many, wrong = random_pair(subject, 4 * size), random_pair(subject, 2 * size, dim=cache.config["head_dim"] + 1)
+    calls: list[tuple[str, str, tuple[Any, ...]]] = [
+        ("OutOfBlocks", "ensure_capacity", (sequence, 6 * size)),
+        ("SequenceNotFound", "append", ([sequence, sequence + 10**6], 0, *random_pair(subject, 2))),
+        ("TokenOutOfRange", "begin", ([*blocks(served, 6, 7), 2**63 if not subject.by_value else -1],)),
+        ("TokenMismatch", "commit", (sequence, [OTHER])),
+    ]
+    if subject.size("tokens", 4 * size) == 4 * size:  # the parts of a longer write are written before the last part raises
+        calls += [
+            ("OutOfBlocks", "write", (sequence, 0, 2 * size, *many)),
+            ("ShapeMismatch", "write", (sequence, 0, 2 * size, *wrong)),
+            ("PositionOutOfRange", "write", (sequence, 0, 2 * size + 1, *random_pair(subject, size))),
+        ]
+    with suppress(NotOffered):
+        damaged = np.array(cache.save(sequence))
+        damaged[-1] ^= 1
+        calls.append(("FileDamaged", "load", (sequence, damaged)))
+    assert_equal(served.count_cached(*prompts), [1, 1, 1], "cached blocks of three prompts before any call raised")
+    for kind, name, args in calls:
+        with suppress(NotOffered):
+            with raises(kind):
+                getattr(cache, name)(*args)
+            assert_equal(served.count_cached(*prompts), [1, 1, 1], f"cached blocks of three prompts after {name} raised {kind}")
+    served.compare(sequence, 2 * size)
+    evict_one_by_one(served, prompts, [0, 1, 1], [0, 0, 1], [0, 0, 0])
+
+
 @check("PREFIX-13b", "prefix")
 def begin_needs_no_room_for_blocks_in_use(subject: Subject) -> None:
     subject.require_size(sequences=2)
@@ -337,17 +399,24 @@ def truncate_and_remove_keep_cached_blocks(subject: Subject) -> None:
     need_declared_order(subject)
     subject.require_size(sequences=2)
     provided = 0
-    for name in ("truncate", "remove"):
-        served = PrefixFixture(subject)
+    for name in ("write", "append", "append_step", "remove", "remove with theta"):  # the first three after truncate
+        served = PrefixFixture(subject, head_dim=6 if name == "remove with theta" else 5)
         tokens, size, cache = blocks(served, 1, 2, 3), served.size, served.cache
         sequence = served.serve(tokens)
         with suppress(NotOffered):
-            if name == "truncate":
-                cache.truncate(sequence, size + 1)
-                for layer in served.layers:
-                    cache.write(sequence, layer, size + 1, *random_pair(subject, 2))
-            else:
+            if name == "remove":
                 cache.remove(sequence, 1, size + 1)
+            elif name == "remove with theta":
+                if cache.config["head_dim"] % 2 or cache.config["dtype"] not in PLAIN_FORMATS:
+                    raise NotOffered("keys that the model rotates")
+                cache.remove(sequence, 1, size + 1, 100.0)
+            else:
+                cache.truncate(sequence, size + 1)
+                rows = [random_pair(subject, 2 if name == "write" else 1) for _ in served.layers]
+                if name == "append_step":
+                    cache.append_step([sequence], *(np.stack(part) for part in zip(*rows, strict=True)))
+                for layer, row in zip(served.layers, rows, strict=True) if name != "append_step" else ():
+                    cache.append([sequence], layer, *row) if name == "append" else cache.write(sequence, layer, size + 1, *row)
             served.finds([*tokens, OTHER], 3 * size)
             provided += 1
     if not provided:

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families.paged.law_adapter import PagedLawAdapter
-from kvref_conformance.testlib.law_adapter import BadCall
+from kvref_conformance.testlib.law_adapter import BadCall, unknown_ids
 
 
 class PrefixLawAdapter(PagedLawAdapter):
@@ -21,6 +21,6 @@ class PrefixLawAdapter(PagedLawAdapter):
     def out_of_range_calls(self) -> list[BadCall]:
         calls = super().out_of_range_calls()
         calls += [("PositionOutOfRange", "commit", (self.sequence, [1] * (self.length() + 1)))]
-        calls += [("SequenceNotFound", "commit", (sequence, [])) for sequence in (-1, self.sequence + 10**6)]
+        calls += [("SequenceNotFound", "commit", (other, [])) for other in unknown_ids(self.subject, self.sequence)]
         calls += [("TokenOutOfRange", "commit", (self.sequence, [-1])), ("OutOfBlocks", "begin", ([1] * (self.room() + 1),))]
         return calls + [("TokenOutOfRange", name, ([1, -1],)) for name in ("begin", "match")]

@@ -41,6 +41,7 @@ class Prefix(Paged):
         self.unobserved: dict[int, list[int]] = {}  # sequence -> its prompt, while its hit was not observed
         self.last_prompt: list[int] = []  # the last prompt
         self.rows: dict[Key, list[list[Token]]] = {}  # committed block -> its tokens in each layer, since the last reset
+        self.not_added: Key | None = None  # the last block that was released when its tokens were committed
         self.reset_keys: set[Key] = set()  # blocks that were committed before the last reset
 
     def apply_limits(self, switch: Callable[[str], bool]) -> None:
@@ -52,6 +53,10 @@ class Prefix(Paged):
     def states(self) -> list[PrefixIndexState]:
         return [state for state in self.ways if isinstance(state, PrefixIndexState)]
 
+    @property
+    def must_be_read(self) -> bool:
+        return bool(self.unobserved)
+
     def observations(self) -> list[ReadCall]:
         """Returns the observations of the paged cache (lengths only of changed sequences), and the match of the last prompts."""
         found: list[ReadCall] = [
@@ -62,7 +67,8 @@ class Prefix(Paged):
         ]
         found += [look for look in super().observations() if look[0] not in ("length", "utilization")]
         longest = [key for key in self.rows if not any(follows(other, key) for other in self.rows)]
-        return found + [("match", {"tokens": [*tokens, LAST_TOKEN], "salt": salt}) for salt, tokens in longest[-MATCHED:]]
+        longest = longest[-MATCHED:] + ([self.not_added] if self.not_added else [])
+        return found + [("match", {"tokens": [*tokens, LAST_TOKEN], "salt": salt}) for salt, tokens in longest]
 
     def create(self) -> Expectation:
         return self._then(super().create(), lambda new: self.committed.update({new: ("", [])}))
@@ -131,9 +137,7 @@ class Prefix(Paged):
         if wrong:
             return self.expect_error(wrong)
         new = [*tokens, *old[len(tokens) :]]
-        first = len(old) // self.size
-        if first * self.size < self.first_position(sequence):
-            raise ValueError("commit of released tokens is not modeled")
+        first = max(len(old), self.first_position(sequence)) // self.size  # a released block is not added
         keys = self.chain(new, salt)[first:]
         rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
         if any(key in self.rows and not same_bits(self.rows[key], each) for key, each in rows.items()):
@@ -147,11 +151,20 @@ class Prefix(Paged):
                     assert isinstance(after, PrefixIndexState)
                     after.commit(sequence, first, keys, chosen)
 
+                def without_orphans(after: OwnershipState, change: Any = change) -> None:
+                    assert isinstance(after, PrefixIndexState)
+                    change(after)
+                    after.evict_orphans()
+
                 yield Alternative(0, change)
+                if len(old) < first * self.size and keys:  # a block before them may be missing (PREFIX-09)
+                    yield Alternative(0, without_orphans)
 
         def change(ok: Any) -> None:
             self.settle(outcome(self.ways, self.total, ways).after if keys else self.ways)
             self.committed[sequence] = salt, new
+            if len(old) < first * self.size <= len(new):
+                self.not_added = salt, tuple(new[: first * self.size])
             self.rows = {key: each for key, each in self.rows.items() if key not in rows} | rows
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
@@ -194,6 +207,8 @@ class Prefix(Paged):
 
     def _clause_of_excess(self, key: Key) -> str:
         """Returns the clause that a hit on this block breaks."""
+        if not self.rows and not self.reset_keys:
+            return "PREFIX-04"  # no block was ever committed, so it cannot be taken for another one
         if key in self.rows:
             return "PREFIX-07"
         if key in self.reset_keys:
@@ -280,7 +295,7 @@ class Prefix(Paged):
     def expect_error(self, wrong: Errors) -> ExpectedError:
         refused = super().expect_error(wrong)
         if wrong[0][1] == "PREFIX-13":
-            return replace(refused, on_error=lambda: self.on_success("none begun")(None))
+            return replace(refused, on_error=lambda: self.note_unchanged("none begun"))
         return refused
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:

@@ -18,14 +18,11 @@ from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families.paged.ownership_model import OwnershipState
 from kvref_conformance.families.paged.table_model import Token
 from kvref_conformance.oracle.expectations import AnyOf, Errors, range_errors
+from kvref_conformance.oracle.reference_model import TooManyStates
 
 Key = tuple[str, tuple[int, ...]]  # (salt, the tokens up to the end of the block)
 Names = tuple[int, ...]  # the block names of a copy, one per layer
 MANY = 64  # the largest number of ways of one call that are followed
-
-
-class TooManyStates(ValueError):
-    """There are too many possible states to follow."""
 
 
 class PrefixIndexState(OwnershipState):
@@ -123,11 +120,11 @@ class PrefixIndexState(OwnershipState):
                 return [self]
             self.evict(among[0])
             if self.orphans is False:
-                self._evict_orphans()
+                self.evict_orphans()
             elif self.orphans is None and self._orphaned():
                 other = self.copy()
                 self.orphans, other.orphans = True, False
-                other._evict_orphans()
+                other.evict_orphans()
                 return self._after_evictions(more) + other._after_evictions(more)
         return [self]
 
@@ -159,7 +156,8 @@ class PrefixIndexState(OwnershipState):
             if any((salt, tokens[:length]) not in self.index for length in range(self.size, len(tokens), self.size))
         ]
 
-    def _evict_orphans(self) -> None:
+    def evict_orphans(self) -> None:
+        """Records that blocks without a block before them are not cached any more."""
         for key in self._orphaned():
             del self.index[key]
         self._tidy()

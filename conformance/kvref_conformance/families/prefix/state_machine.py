@@ -1,5 +1,6 @@
 """The state machine of the family `prefix`, which includes the rules of the paged cache."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -32,12 +33,11 @@ class PrefixStateMachine(PagedStateMachine):
     """
 
     family = "prefix"
-    move = None  # type: ignore[assignment]  # the paged state machine tests save, load and release_before
-    release_before = None  # type: ignore[assignment]
+    move = None  # type: ignore[assignment]  # the paged state machine tests save and load
 
     @initialize(
         blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),
-        heads=st.integers(1, 2), dim=st.sampled_from((1, 3)), dtype=DTYPE, sequences=st.sampled_from((0, 0, 1)),
+        heads=st.integers(1, 2), dim=st.sampled_from((1, 3, 2, 4)), dtype=DTYPE, sequences=st.sampled_from((0, 0, 1)),
     )  # fmt: skip
     def new(self, **sizes: Any) -> None:
         self.plans: dict[int, list[int]] = {}  # sequence -> the tokens that it began with
@@ -72,6 +72,32 @@ class PrefixStateMachine(PagedStateMachine):
                 if any((want.values != part.values).any() for want, part in zip(wanted, here.tokens[position], strict=True)):
                     return False
         return True
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        edits = super().edits(which)
+        del edits["load"]
+        return edits | {
+            "begin": self.begin_in_a_row,
+            "commit": lambda number: self.commit_in_a_row(LONG * self.stride),
+            "reset": self.reset_in_a_row,
+        }
+
+    def begin_in_a_row(self, number: int) -> None:
+        if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
+            tokens = prompt((0, 0, 3, 5)[number % 4], (2 + number) * self.stride)
+            sequence = self.call("begin", self.objects[0], tokens=tokens)
+            if sequence is not None:
+                self.plans[sequence] = tokens
+                self.continue_with(sequence)
+
+    def commit_in_a_row(self, count: int) -> None:
+        if self.edited in self.prefix_model.sequences:
+            self.commit_all(self.edited, count)
+
+    def reset_in_a_row(self, number: int) -> None:
+        for sequence in list(self.prefix_model.sequences):
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
 
     @precondition(lambda self: self.objects)
     @rule(
@@ -132,6 +158,19 @@ class PrefixStateMachine(PagedStateMachine):
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
 
     @precondition(lambda self: self.objects)
+    @rule(which=st.integers(0, 2), back=st.sampled_from((0, 1, 2, 3)), kind=row_kinds())
+    def commit_after_release(self, which: int, back: int, kind: str) -> None:
+        """Appends tokens, releases the blocks before a window, and then commits all tokens."""
+        sequence = self.chosen(which, full=True)
+        keys, values = make_pair(self.source, (self.layers, 1, *self.shape), kind)
+        for _ in range(2 * self.stride):
+            self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
+        position = max(0, self.shortest(sequence) - back * self.stride)
+        self.call("release_before", self.objects[0], sequence=sequence, position=position)
+        if sequence in self.prefix_model.sequences:
+            self.commit_all(sequence, self.shortest(sequence))
+
+    @precondition(lambda self: self.objects)
     @rule(
         which=st.integers(0, 2),
         back=st.sampled_from((1, 2, 4)),
@@ -139,18 +178,19 @@ class PrefixStateMachine(PagedStateMachine):
         kind=row_kinds(),
     )
     def say_otherwise(self, which: int, back: int, how: str, kind: str) -> None:
-        """Commits other tokens after committed ones were truncated or removed, or for a fork, where this raises."""
+        """Commits other tokens after committed ones were truncated or removed, or for sharers, where this raises."""
         committed = {sequence for sequence, (_, tokens) in self.prefix_model.committed.items() if tokens}
         if (sequence := choose_one(committed, which)) is None:
             return
         length = len(self.prefix_model.committed[sequence][1])
         start = max(0, length - back)
+        if how == "remove" and start < self.prefix_model.first_position(sequence):
+            return  # at a released position it may raise or not
         if how == "fork":
             if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
                 child = self.call("fork", self.objects[0], sequence=sequence)
                 if child is not None:
-                    tokens = [*self.prefix_model.committed[sequence][1][:start], FRESH]
-                    self.call("commit", self.objects[0], sequence=child, tokens=tokens)
+                    self.commit_after_fork(sequence, child, start, kind)
             return
         args = {"length": start} if how == "truncate" else {"start": start, "stop": length}
         self.call(how, self.objects[0], sequence=sequence, **args)
@@ -158,6 +198,18 @@ class PrefixStateMachine(PagedStateMachine):
         keys, values = make_pair(self.source, shape, kind)
         self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
         self.commit_all(sequence, length)
+
+    def commit_after_fork(self, sequence: int, child: int, start: int, kind: str) -> None:
+        """Both sharers commit wrong tokens. In between, the child replaces its tokens; then each commits its own."""
+        length, wrong = self.shortest(sequence), [*self.prefix_model.committed[sequence][1][:start], FRESH]
+        for each in (child, sequence):
+            self.call("commit", self.objects[0], sequence=each, tokens=wrong)
+            if each == child:
+                self.call("truncate", self.objects[0], sequence=child, length=start)
+            if each in self.prefix_model.sequences:
+                keys, values = make_pair(self.source, (self.layers, 1, *self.shape), kind)
+                self.call("append_step", self.objects[0], sequences=[each], keys=keys, values=values)
+                self.commit_all(each, length + 1)
 
     @precondition(lambda self: self.objects)
     @rule(branch=BRANCH, count=st.integers(0, LONG), salt=SALT, wrong=st.sampled_from((False, False, False, True)))

@@ -60,6 +60,10 @@ ERRORS: dict[str, str] = {
 
 
 class Quantized(Protocol):
+    """`attend` is not causal: each of its queries, of which all have the position of the newest token, sees every token of the
+    layer.
+    """
+
     memory_bytes: int
     fp32_bytes: int
     compression_ratio: float

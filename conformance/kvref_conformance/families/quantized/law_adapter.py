@@ -145,6 +145,13 @@ class QuantizedLawAdapter(LawAdapter):
         queries = wrong_queries(subject)
         return {"append_step": [(step, step) for step in steps], "attend": [(0, query, 1.0) for query in queries]}
 
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return (self.layer,)
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        calls = [("read_token", (self.layer, 0)), ("read_head", (self.layer, 0, 0))]
+        return [*calls, ("read_tokens", (self.layer, list(range(len(self)))))]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = random_pair(self.subject, 1)
         yield from (("append", (layer, keys, values)) for layer in (*(12 * [0]), -1, self.config["num_layers"]))

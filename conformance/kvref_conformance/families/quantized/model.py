@@ -109,7 +109,7 @@ class Quantized(WholeCacheModel):
 
         if storage_errors(keys, values, self.format):
             return AcceptedOrError(
-                "QUANT-01", self.on_success("append", change_unknown), on_error=lambda: self.on_success("refused")(None)
+                "QUANT-01", self.on_success("append", change_unknown), on_error=lambda: self.note_unchanged("refused")
             )
         return Expectation("QUANT-01", self.on_success("append", change))
 

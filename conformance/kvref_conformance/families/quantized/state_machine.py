@@ -1,5 +1,8 @@
 """The state machine of the family `quantized`."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -50,6 +53,15 @@ class QuantizedStateMachine(FamilyStateMachine):
     def layers(self) -> int:
         return int(self.config["num_layers"])
 
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        model = self.models[self.edited]
+        assert isinstance(model, Quantized)
+        return {
+            "append": lambda number: self.append(number, 1 + number % 3, "uneven", 1.0),
+            "append_step": lambda number: self.append_step("uneven"),
+        } | self.cache_edits(lambda: min(map(len, model.tokens)))
+
     @precondition(lambda self: self.objects)
     @rule(layer=ANY_INDEX, count=TOKEN_COUNT, kind=row_kinds(), loud=st.sampled_from((1.0, 100.0)))
     def append(self, layer: int, count: int, kind: str, loud: float) -> None:
@@ -81,6 +93,8 @@ class QuantizedStateMachine(FamilyStateMachine):
         heads, dim = self.shape
         query = self.source.rows((1, heads * self.subject.size("group_size", group), dim), kind)
         self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
+
+    read_more = read
 
     @precondition(lambda self: self.objects)
     @rule(back=TRUNCATION, layer=ANY_INDEX, count=TOKEN_COUNT, kind=row_kinds(), loud=st.sampled_from((1.0, 100.0)))

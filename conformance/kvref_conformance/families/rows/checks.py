@@ -1,5 +1,7 @@
 """Checks of FMT-LEVEL, FMT-INT8 and FMT-FP8-08 to FMT-FP8-10: rows with one scale each."""
 
+from functools import partial
+
 import numpy as np
 
 from kvref_conformance.calls.recorder import OwnArray
@@ -33,6 +35,7 @@ from kvref_conformance.oracle.formats import (
 from kvref_conformance.oracle.formats import per_row as oracle
 from kvref_conformance.oracle.formats.stored_rows import StoredRows, round_to_float32
 from kvref_conformance.testlib.assertions import (
+    KeptResults,
     assert_equal,
     assert_read,
     assert_same,
@@ -42,8 +45,9 @@ from kvref_conformance.testlib.assertions import (
     may_raise,
     raises,
 )
-from kvref_conformance.testlib.fixtures import round_to_input_dtype
+from kvref_conformance.testlib.fixtures import round_to_input_dtype, strided_view
 from kvref_conformance.testlib.registry import check
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, assert_threads_do_not_interfere
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 NEGATIVE_ZERO = 0x80  # the code of -0 in both
@@ -449,6 +453,58 @@ def quantize_does_not_modify_its_argument(subject: Subject) -> None:
 
 
 # Checks of LAW-18: rows as long as all heads of a token together, and as many rows as the tokens of a prompt.
+
+
+@check("LAW-15", "rows")
+def quantize_accepts_views(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *EVERY):
+        kernels = subject.new("rows")
+        rows = rows_of_allowed_width(subject, subject.rng.normal(size=(3, 7)).astype(np.float32), name)
+        got, want = kernels.quantize(strided_view(subject, rows), name), kernels.quantize(rows, name)
+        for part, one, other in zip(("codes", "scales", "zeros"), got, want, strict=True):
+            if other is not None:
+                assert_same(one, other, f"{part} of a strided view of rows, compared with a copy, in {name}")
+
+
+@check("LAW-15", "rows")
+def dequantize_accepts_views(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *EVERY):
+        kernels = subject.new("rows")
+        rows = rows_of_allowed_width(subject, subject.rng.normal(size=(3, 7)).astype(np.float32), name)
+        stored, width = kernels.quantize(rows, name), rows.shape[1]
+        views = (None if part is None else strided_view(subject, np.asarray(part), cast=False) for part in stored)
+        got, want = kernels.dequantize(*views, width, name), kernels.dequantize(*stored, width, name)
+        bound = 0.0 if subject.level == "exact" else 2.0**-16 * float(np.abs(want).max())
+        assert_within(got, want, bound, f"{name} values of strided views of codes and scales, compared with copies")
+
+
+@check("LAW-17", "rows")
+def quantize_and_dequantize_results_stay_after_later_calls(subject: Subject) -> None:
+    kept, kernels = KeptResults(subject), subject.new("rows")
+    for name in formats_of_rows(subject, *EVERY):
+        for number in range(2):
+            rows = rows_of_allowed_width(subject, subject.rng.normal(size=(3, 7)).astype(np.float32), name)
+            stored = kernels.quantize(rows, name)
+            made = kernels.as_is("quantize", rows, name)
+            kept.add(f"quantize to {name}, call {number}", tuple(part for part in made if part is not None))
+            kept.add(f"dequantize of {name}, call {number}", kernels.as_is("dequantize", *stored, rows.shape[1], name))
+    kept.assert_unchanged()
+
+
+@check("LAW-21a", "rows")
+def quantize_and_dequantize_in_threads_return_what_they_return_alone(subject: Subject) -> None:
+    kernels, formats = subject.new("rows"), formats_of_rows(subject, *EVERY)
+    if not formats:
+        raise NotOffered("a format of rows")
+
+    def quantize_and_dequantize(numbers: NDArray, name: str) -> list[NDArray]:
+        rows = rows_of_allowed_width(subject, numbers, name)
+        stored = kernels.quantize(rows, name)
+        return [*(part for part in stored if part is not None), kernels.dequantize(*stored, rows.shape[1], name)]
+
+    given = [subject.rng.normal(size=(5, 64)).astype(np.float32) for _ in range(NUM_THREADS)]
+    calls = [[partial(quantize_and_dequantize, each, name) for name in formats] for each in given]
+    assert_threads_do_not_interfere(subject, calls, "quantized rows")
 
 
 def assert_quantized(subject: Subject, count: int, wanted: int) -> None:

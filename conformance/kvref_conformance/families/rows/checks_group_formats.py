@@ -189,6 +189,11 @@ def quantize_of_a_group_is_independent_of_other_groups(subject: Subject) -> None
         beside[:, group - 1] = 1000  # an outlier at the end of its group
         plain, values = (read_back(subject, part, wide, name) for part in (rows, beside))  # not one call: its rows may interact
         assert_same(values[:, group:], plain[:, group:], f"{name} values of groups next to a group with an outlier")
+        stored, stored_beside = (subject.new("rows").quantize(part, name) for part in (rows, beside))
+        for what, one, other in zip(("codes", "scales", "zeros"), stored, stored_beside, strict=True):
+            if stored[1] is not None and one is not None and one.ndim == 2:  # without scales, codes are in an encoding of its own
+                first = one.shape[1] * group // wide  # of the second group: a group has a whole number of bytes
+                assert_same(other[:, first:], one[:, first:], f"{name} {what} of groups next to a group with an outlier")
 
 
 @check("FMT-SMALL-01", "rows")
@@ -237,7 +242,7 @@ def dequantize_multiplies_every_element_and_every_scale(subject: Subject) -> Non
     for name in formats_of_rows(subject, *MX_FORMATS, *NVFP4_FORMATS):
         group, worth = group_of(name), mx.numbers(name)
         codes = np.resize(np.arange(len(worth)), (-(-len(worth) // group), group)).astype(np.int64)
-        scales = np.arange(256 if name in MX_FORMATS else 127, dtype=np.uint8)  # NVFP4: the positive ones
+        scales = np.arange(256 if name in MX_FORMATS else 128, dtype=np.uint8)  # NVFP4: the positive ones, and NaN
         (width,) = widths(subject, group, format=name)
         byte_per_code = stores_a_byte_per_code(subject, width, name)
         for part in codes:

@@ -88,6 +88,13 @@ class ShardedLawAdapter(LawAdapter):
     def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         return {"attend": [(query, 1.0) for query in wrong_queries(self.subject)]}
 
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return ()
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        calls = [(name, (rank,)) for name in ("read_rank", "heads", "positions", "block_table") for rank in self.ranks]
+        return [*calls, ("read", ())]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(9))

@@ -105,7 +105,7 @@ class Sharded(ReferenceModel):
 
     def _lose_failing_ranks(self) -> None:
         self.lost, self.failing = self.lost | self.failing, set()
-        self.last_change = "lost"
+        self.note_change("lost")
 
     def _lost_ranks_of(self, *ranks: int) -> Errors:
         return [LOST] if self.lost.intersection(ranks) else []

@@ -1,5 +1,8 @@
 """State machine of the family `sharded`: random call sequences."""
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
@@ -9,7 +12,9 @@ from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 
 # Heads, rows and columns: divided heads and copied heads, with and without several columns.
-GRID = st.sampled_from(((2, 2, 2), (1, 1, 3), (2, 4, 1), (2, 1, 2), (1, 2, 2), (3, 3, 1), (2, 1, 1), (4, 2, 2), (6, 2, 1)))
+GRID = st.sampled_from((
+    (2, 2, 2), (1, 1, 3), (2, 4, 1), (2, 1, 2), (1, 2, 2), (3, 3, 1), (2, 1, 1), (4, 2, 2), (6, 2, 1), (1, 2, 2),
+))  # fmt: skip
 RANK = st.sampled_from((*range(8), LAST_INDEX))
 QUERIES = st.sampled_from((1, 3, 99, 2, 3, 0))  # 99: one query per token
 
@@ -38,6 +43,14 @@ class ShardedStateMachine(FamilyStateMachine):
         """An existing rank for any index, or for LAST_INDEX one that does not exist."""
         return len(self.model.ranks) if which == LAST_INDEX else which % len(self.model.ranks)
 
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        return {
+            "append": lambda number: self.append(1 + number % 4, "uneven"),
+            "lose": lambda number: self.call("lose", self.edited, rank=self.rank(number)),
+            "lose_in_append": lambda number: self.call("lose_in_append", self.edited, rank=self.rank(number)),
+        } | self.cache_edits(lambda: len(self.model.tokens))
+
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT, kind=row_kinds())
     def append(self, count: int, kind: str) -> None:
@@ -63,12 +76,15 @@ class ShardedStateMachine(FamilyStateMachine):
         self.call_quietly("attend", self.objects[0], query=query, scale=0.5)
 
     attend_more = attend
+    attend_again = attend
 
     @precondition(lambda self: self.objects)
     @rule(back=TRUNCATION, count=TOKEN_COUNT, kind=row_kinds())
     def truncate(self, back: int, count: int, kind: str) -> None:
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
         self.append(count, kind)
+
+    truncate_again = truncate
 
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT, kind=row_kinds())

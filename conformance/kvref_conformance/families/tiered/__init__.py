@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from kvref_conformance.families import Family
-from kvref_conformance.families.laws import OF_CACHES
+from kvref_conformance.families.laws import OF_CACHES, OF_SAVED_CACHES
 from kvref_conformance.implementation_api import Query, Saved, Statistics, Tokens
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
 from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
@@ -18,7 +18,15 @@ FAMILY = Family(
     name="tiered",
     chapter="tiered",
     small=SMALL,
-    speaks_for=(*OF_CACHES, "ATTN-10", *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14, 17, 18)), *EDITS),
+    speaks_for=(
+        *OF_CACHES,
+        "ATTN-10",
+        *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14, 17, 18)),
+        *EDITS,
+        *OF_SAVED_CACHES,
+        "MOVE-02",
+        "MOVE-03",
+    ),
     gives={"save": "data"},
     formats={"tail_dtype": PLAIN_FORMATS, "warm_format": SCALED_FORMATS, "store_format": SCALED_FORMATS},
     fits=lambda config: all(config["head_dim"] % group_of(config[name]) == 0 for name in ("warm_format", "store_format")),
@@ -54,7 +62,9 @@ class TieredStats(Statistics, Protocol):
 
 
 class Tiered(Protocol):
-    """`update_policy` accepts all sizes and formats of `new` except num_kv_heads, head_dim and max_tokens."""
+    """`update_policy` accepts all sizes and formats of `new` except num_kv_heads, head_dim and max_tokens. `attend` is not
+    causal: each of its queries, of which all have the position of the newest token, sees every token.
+    """
 
     total_tokens: int
 

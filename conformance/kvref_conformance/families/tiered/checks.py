@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.tiered.fixture import TieredFixture, need_support, tail_dtype
 from kvref_conformance.families.tiered.law_adapter import TieredLawAdapter
 from kvref_conformance.families.tiered.tier_model import can_store, reads_by_age
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import AFFINE_FORMATS, PLAIN_FORMATS, SYMMETRIC_FORMATS
 from kvref_conformance.oracle.formats.small_floats import round_to
 from kvref_conformance.testlib.assertions import (
@@ -44,7 +46,7 @@ from kvref_conformance.testlib.integer_types import Observation, TypedIntegers, 
 from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.tagged_content import WrittenContent, assert_content, content_pair
-from kvref_conformance.testlib.thread_stress import NUM_THREADS, run_in_threads
+from kvref_conformance.testlib.thread_stress import NUM_THREADS, Calls, assert_threads_do_not_interfere, run_in_threads
 
 
 @check("TIER-01", "tiered")
@@ -212,7 +214,7 @@ def attend_computes_each_head_separately(subject: Subject) -> None:
 @check("ATTN-10", "tiered")
 def attend_uses_the_values_that_read_returns(subject: Subject) -> None:
     cache = new_object(subject, "tiered", warm_length=2)
-    query = random_queries(subject, 1)
+    query = random_queries(subject, 3)
     empty = cache.attend(query, default_scale(subject))
     assert_within(empty, np.zeros(query.shape), 0.0, "attention over an empty cache")  # 0 and -0 are equal
     cache.append(*random_pair(subject, 13))
@@ -360,6 +362,25 @@ def read_during_appends_returns_whole_tokens(subject: Subject) -> None:
     assert_equal(cache.total_tokens, min(sum(appended), cache.config["max_tokens"]), "total_tokens after all threads ended")
 
 
+@check("TIER-12c", "tiered")
+def reads_from_threads_return_what_they_return_alone(subject: Subject) -> None:
+    """Each thread reads, and attends with queries of its own, while each tier contains tokens."""
+    cache = new_object(subject, "tiered", max_tokens=60, tail_length=9, warm_length=11)
+    for count in (21, 17):
+        cache.append(*random_pair(subject, subject.size("tokens", count), subject.heads, subject.dim))
+
+    def attend(query: NDArray) -> list[NDArray]:
+        with suppress(NotOffered):
+            return [cache.attend(query, 0.5)]
+        return []
+
+    query_heads, calls = subject.heads * subject.size("group_size", 2), list[list[Calls]]()
+    for _ in range(NUM_THREADS):
+        query = random_tokens(subject, 2, heads=query_heads)
+        calls.append([cache.read, partial(attend, query)])
+    assert_threads_do_not_interfere(subject, calls, "read and attend")
+
+
 # TIER-13 and FMT-AFF-03: values that no tier can store, and separate scales for keys and values.
 
 
@@ -462,6 +483,26 @@ def truncate_after_a_migration_restores_the_tokens_or_raises(subject: Subject) -
                 run.cache.truncate(max(first, run.appended - fewer))
             run.look()
             run.append(2)
+
+
+@check("EDIT-06b", "tiered")
+def truncate_after_update_policy_moved_tokens_restores_them_or_raises(subject: Subject) -> None:
+    """No append has moved a token, so that only the shorter tail or warm tier does."""
+    tried = 0
+    for tail, warm, policy in ((4, 0, {"tail_length": 1}), (3, 2, {"tail_length": 0}), (0, 3, {"warm_length": 1})):
+        for fewer in (1, 3):
+            run = TieredFixture(subject, tail_length=tail, warm_length=warm)
+            if len(run) or run.room_left < 3 or not all(supports(subject, *each) for each in policy.items()):
+                continue
+            tried += 1
+            run.append(run.room_left)
+            run.cache.update_policy(**policy)
+            with may_raise("NotTruncatable"):
+                run.cache.truncate(run.appended - fewer)
+            run.look()
+            run.append(2)
+    if not tried:
+        raise NotOffered("a tail or warm tier that becomes shorter")
 
 
 @check("EDIT-06a", "tiered")

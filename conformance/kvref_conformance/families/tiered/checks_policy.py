@@ -346,3 +346,28 @@ def update_policy_to_a_format_that_cannot_store_a_token_raises(subject: Subject)
         run.append(subject.size("tokens", 3))
     if not tried:
         raise NotOffered("a store format whose scales have a smaller range than float32")
+
+
+@check("TIER-18c", "tiered")
+def update_policy_to_a_format_that_cannot_store_a_token_of_the_warm_tier_raises(subject: Subject) -> None:
+    need_support(subject, tail_length=0, warm_length=3)
+    wide = supported_formats(subject, "store_format", *(name for name in SCALED_FORMATS if name not in FORMATS_IN_GROUPS))[0]
+    if not supports(subject, "warm_format", wide):
+        raise NotOffered(f"a warm tier in {wide}")
+    tried = 0
+    for name in sample_formats(subject, supported_formats(subject, "store_format", *GGML_FORMATS[:2], *GROUP_FORMATS))[::2]:
+        sizes = {"tail_length": 0, "tail_dtype": wide_tail_dtype(subject), "warm_length": 3, "max_tokens": 9}
+        sizes["head_dim"] = max(WIDE, group_of(name))
+        run = empty_cache(subject, **sizes, warm_format=wide, store_format=wide)
+        if can_store(loud_tokens(run, REFUSED)[0], [name]) is not False or not reaches_store(run.config):
+            continue
+        require_sizes(run.cache, max_tokens=5)
+        tried += 1
+        run.append(1)
+        run.cache.append(*loud_tokens(run, REFUSED))
+        for policy in ({"store_format": name}, {"store_format": name, "warm_length": subject.size("warm_length", 1)}):
+            with raises("NonFinite"):
+                run.cache.update_policy(**policy)
+            run.look()
+    if not tried:
+        raise NotOffered("a store format whose scales have a smaller range than float32")

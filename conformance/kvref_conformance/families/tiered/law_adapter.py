@@ -56,6 +56,12 @@ class TieredLawAdapter(LawAdapter):
     def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
         return {"attend": [(query, 1.0) for query in wrong_queries(self.subject)]}
 
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return ()
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        return [("read", ())]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(5))

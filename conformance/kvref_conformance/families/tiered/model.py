@@ -78,13 +78,13 @@ class Tiered(WholeCacheModel):
             return self.expect_error([("NonFinite", "TIER-13")])
         if not all_finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in rounded):
             return AcceptedOrError(
-                "TIER-13", self.on_success("append", accept_unknown), on_error=lambda: self.on_success("refused")(None)
+                "TIER-13", self.on_success("append", accept_unknown), on_error=lambda: self.note_unchanged("refused")
             )
         if not (storable := self._can_store(*rows)):
             if storable is False:
                 return self.expect_error([("NonFinite", "TIER-18")])
             return AcceptedOrError(
-                "TIER-18", self.on_success("append", accept_unknown), on_error=lambda: self.on_success("refused")(None)
+                "TIER-18", self.on_success("append", accept_unknown), on_error=lambda: self.note_unchanged("refused")
             )
         return Expectation("LAW-04", self.on_success("append", change))
 
@@ -175,7 +175,7 @@ class Tiered(WholeCacheModel):
 
         if self.unknown or (storable := self.tiers.can_change_policy(**changes)) is None:
             return AcceptedOrError(
-                "TIER-18", self.on_success("policy", change_unknown), on_error=lambda: self.on_success("refused")(None)
+                "TIER-18", self.on_success("policy", change_unknown), on_error=lambda: self.note_unchanged("refused")
             )
         if not storable:
             return self.expect_error([("NonFinite", "TIER-18")])
@@ -191,7 +191,7 @@ class Tiered(WholeCacheModel):
         if length >= self.tiers.moved_at:
             return Expectation("EDIT-02" if length == self.tiers.appended else "EDIT-06", self.on_success("truncate", change))
         then = self.on_success("truncate, which it might have refused", change)
-        return AcceptedOrError("EDIT-06", then, kinds=("NotTruncatable",), on_error=lambda: self.on_success("refused")(None))
+        return AcceptedOrError("EDIT-06", then, kinds=("NotTruncatable",), on_error=lambda: self.note_unchanged("refused"))
 
     def clear(self) -> Expectation:
         def change(ok: Any) -> None:

@@ -1,5 +1,6 @@
 """State machine of the family `tiered`: random call sequences."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -51,6 +52,22 @@ class TieredStateMachine(FamilyStateMachine):
         )  # fmt: skip
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        model = self.models[self.edited]
+        assert isinstance(model, Tiered)
+        changes = ({"tail_length": 1}, {"tail_length": 3}, {"warm_length": 1}, {"store_format": "q8"}, {"store_format": "q4"},
+                   {"warm_format": "int8"}, {"tail_length": 0}, {"warm_length": 0})  # fmt: skip
+
+        def update_policy(number: int) -> None:
+            if all(supports(self.subject, name, value) for name, value in changes[number].items()):
+                self.call("update_policy", self.edited, **changes[number])
+
+        return {
+            "append": lambda number: self.append(1 + number, "uneven"),
+            "update_policy": update_policy,
+        } | self.cache_edits(lambda: model.tiers.appended)
 
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT | TOKEN_COUNT | st.integers(6, 16), kind=row_kinds())

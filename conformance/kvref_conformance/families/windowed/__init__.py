@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvref_conformance.families import Family
-from kvref_conformance.families.laws import OF_CACHES
+from kvref_conformance.families.laws import OF_CACHES, OF_SAVED_CACHES
 from kvref_conformance.implementation_api import Query, Saved, Tokens
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
 from kvref_conformance.testlib.sample_calls import SampleCalls, Sizes, args, counting_rows, on_family
@@ -15,7 +15,7 @@ FAMILY = Family(
     name="windowed",
     chapter="windows",
     small=SMALL,
-    speaks_for=(*OF_CACHES, *(f"WIN-{n:02}" for n in range(1, 8)), "WIN-10", "EDIT-02", "ATTN-07"),
+    speaks_for=(*OF_CACHES, *(f"WIN-{n:02}" for n in range(1, 8)), "WIN-10", "EDIT-02", "ATTN-07", *OF_SAVED_CACHES),
     gives={"save": "data"},
     formats={"dtype": (*PLAIN_FORMATS, *SCALED_FORMATS)},
     fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0,

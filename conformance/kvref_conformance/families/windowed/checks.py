@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,12 @@ class WindowedFixture(Session):
             self.cache.truncate(length)
             return True
         return False
+
+    def read_each(self) -> None:
+        """Reads every position by itself. A position that the next query does not see may be evicted."""
+        for position in range(len(self)):
+            with may_raise("PositionOutOfRange"):
+                self.cache.read([position])
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -272,11 +279,27 @@ def read_of_an_evicted_position_returns_its_token_or_raises(subject: Subject) ->
     for count in scaled_steps(session, (9, 1, 1, 8, 2)):
         session.append(count)
         for position in range(len(session)):
-            with may_raise("PositionOutOfRange"):
-                session.cache.read([position])
+            for positions in ([position], [len(session) - 1, position], [position, len(session) - 1]):
+                with may_raise("PositionOutOfRange"):
+                    session.cache.read(positions)
         for position in subject.integers(len(session), -1, -len(session)):
             with raises("PositionOutOfRange"):
                 session.cache.read([position])
+
+
+@check("WIN-03bc", "windowed")
+def read_after_a_draft_returns_the_tokens_or_raises(subject: Subject) -> None:
+    """Appends fewer tokens than a draft had, at every phase of the ring: the other slots of the draft belong to no position."""
+    subject.require_size(rollback=2)
+    session = WindowedFixture(subject, rollback=3)
+    session.append(session.model.window + 4)
+    for _ in range(session.model.window + session.model.rollback if session.model.window < 32 else 5):
+        before = len(session)
+        session.append(session.model.rollback)
+        if session.truncates(before):
+            session.read_each()
+        session.append(1)
+        session.read_each()
 
 
 @check("WIN-04", "windowed")
@@ -399,8 +422,11 @@ def truncate_past_evicted_tokens_succeeds_or_changes_nothing(subject: Subject) -
 
 @check("WIN-06e", "windowed")
 def attend_after_truncate_is_correct_or_raises(subject: Subject) -> None:
-    for rollback, back in ((0, 1), (3, 2), (3, 4)):  # back = rollback + 1: a token that the newest token sees is evicted
-        session = WindowedFixture(subject, rollback=rollback)
+    """back = rollback + 1: a token that the newest token sees is evicted. Some truncations end where a chunk begins."""
+    for chunk, rollback, back in product((0, 3), (0, 3), (1, 2, 3, 4)):
+        if back > rollback + 1 or (chunk and not supports(subject, "chunk", chunk)):
+            continue
+        session = WindowedFixture(subject, rollback=rollback, chunk=chunk)
         session.append(session.model.window + 6)
         session.append(5)
         if len(session) > back and session.truncates(len(session) - back):
@@ -622,6 +648,24 @@ def load_continues_at_the_saved_position(subject: Subject) -> None:
                 with may_raise("PositionOutOfRange"):
                     got, want = loaded.read([sinks]), cache.read([sinks])
                     assert_pair(got, want, f"position {sinks} {when}, which no query sees any more")
+
+
+@check("MOVE-01ac", "windowed")
+def load_after_a_draft_restores_what_is_stored(subject: Subject) -> None:
+    """A truncated draft has overwritten the oldest tokens of the ring, which the loaded cache does not contain either."""
+    subject.require_size(rollback=1)
+    for draft, more in ((3, 0), (3, 1), (1, 0)):
+        session, loaded = WindowedFixture(subject, rollback=3), WindowedFixture(subject, rollback=3)
+        draft = min(draft, session.model.rollback)
+        session.append(session.model.window + 4)
+        session.append(draft)
+        if session.truncates(len(session) - draft):
+            session.append(more)
+            loaded.cache.load(session.cache.save())
+            loaded.look()
+            loaded.read_each()
+            if len(loaded) > 2 and loaded.truncates(len(loaded) - 2):
+                loaded.look()
 
 
 @check("MOVE-01c", "windowed")

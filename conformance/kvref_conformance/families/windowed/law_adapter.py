@@ -61,6 +61,12 @@ class WindowedLawAdapter(LawAdapter):
         steps = [(query, good, good, 1.0) for query in (*wrong, random_tokens(self.subject, 2))]
         return {"attend": [(query, 1.0) for query in wrong], "step": steps}
 
+    def attend_arguments(self) -> tuple[Any, ...]:
+        return ()
+
+    def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
+        return [("read", (list(range(len(self))),))]
+
     def invalid_calls(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = random_pair(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(5))

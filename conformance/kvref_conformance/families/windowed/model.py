@@ -241,4 +241,4 @@ class Windowed(WholeCacheModel):
         return ExpectedReads(values, np.array([part.slack for part in parts], np.float64).reshape(-1, *self.row))
 
     def _refused(self) -> None:
-        self.last_change = "refused"
+        self.note_unchanged("refused")

@@ -1,5 +1,6 @@
 """The state machine of the family `windowed`."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -47,6 +48,13 @@ class WindowedStateMachine(FamilyStateMachine):
     def query(self, count: int, group: int) -> Any:
         return self.source.rows((count, self.shape[0] * group, self.shape[1]), "uneven")
 
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.objects[0]
+        return {
+            "append": lambda number: self.append(1 + number, "uneven"),
+            "step": lambda number: self.step(1 + number % 4, 1, "uneven"),
+        } | self.cache_edits(lambda: len(self.model.tokens))
+
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT, group=GROUP, kind=row_kinds())
     def step(self, count: int, group: int, kind: str) -> None:
@@ -90,11 +98,13 @@ class WindowedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(back=TRUNCATION, count=TOKEN_COUNT, group=GROUP, looks=st.booleans())
     def truncate(self, back: int, count: int, group: int, looks: bool) -> None:
-        """Truncates, then steps with tokens that replace the removed ones."""
+        """Truncates, then steps with tokens that replace the removed ones. If `looks`, reads old positions one by one."""
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
         if looks:
             self.attend(count, group)
         self.step(count, group, "uneven")
+        for at in range(len(self.model.tokens))[-8:] if looks else ():
+            self.call_quietly("read", self.objects[0], positions=[at])
 
     @precondition(lambda self: self.objects)
     @rule(count=TOKEN_COUNT, group=GROUP)

@@ -286,5 +286,5 @@
     }).join(" ");
   }
 
-  Object.assign(window.kvref, { PICTURES, box, cell, describe, draw, element, hue, listed, many, mark, row, span });
+  Object.assign(window.kvref, { PICTURES, box, cell, describe, draw, element, hue, listed, many, mark, more, row, span });
 })();

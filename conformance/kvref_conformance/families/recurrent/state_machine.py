@@ -1,0 +1,431 @@
+"""The state machine of the family `recurrent`, and the states that it should reach."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.recurrent.model import Recurrent, RecurrentSequence
+from kvref_conformance.families.recurrent.recurrence import Tokens, make_tokens
+from kvref_conformance.fuzz.base_machine import (
+    ANY_INDEX,
+    DAMAGE_KIND,
+    LAST_INDEX,
+    FamilyStateMachine,
+    choose_one,
+    clip_index,
+    damage_saved_data,
+)
+from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
+from kvref_conformance.oracle.formats import PLAIN_FORMATS
+
+SEQUENCE = ANY_INDEX
+COUNT = st.sampled_from((1, 1, 2, 3, 4, 6, 1, 0, 9))  # tokens of an append
+KIND = st.sampled_from(("whole", "whole", "real", "whole", "real", "nan"))
+BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # the position at which a prompt begins to differ from the common prompt; 0: nowhere
+SALT = st.sampled_from(("", "", "", "", "a"))
+BACK = st.sampled_from((1, 2, 1, 3, 0, 5, -1))  # tokens that truncate removes
+MANY = 4  # live sequences
+FRESH = 10**6  # tokens above this are in no prompt
+
+
+def prompt(branch: int, count: int) -> list[int]:
+    """Returns a prompt; many of them have a common prefix."""
+    return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
+
+
+class RecurrentStateMachine(FamilyStateMachine):
+    family = "recurrent"
+
+    @initialize(
+        blocks=st.sampled_from((6, 4, 9, 3, 12)), layers=st.sampled_from((1, 2)), inputs=st.sampled_from((3, 1, 2)),
+        width=st.sampled_from((2, 3, 1)), rule=st.sampled_from((0, 1)), drafts=st.sampled_from((2, 3, 0, 1, 3)),
+        interval=st.sampled_from((2, 3, 1)), dtype=st.sampled_from(PLAIN_FORMATS), matrix_dtype=st.sampled_from(PLAIN_FORMATS),
+    )  # fmt: skip
+    def new(
+        self,
+        blocks: int,
+        layers: int,
+        inputs: int,
+        width: int,
+        rule: int,
+        drafts: int,
+        interval: int,
+        dtype: str,
+        matrix_dtype: str,
+    ) -> None:
+        self.plans: dict[int, list[int]] = {}  # per sequence, the tokens of its prompt
+        self.fresh = FRESH
+        self.make_object(
+            num_blocks=blocks, num_layers=layers, num_heads=1, channels=2, num_inputs=inputs, key_dim=width, value_dim=2,
+            delta_rule=rule, max_drafts=drafts, interval=interval, dtype=dtype, matrix_dtype=matrix_dtype,
+        )  # fmt: skip
+        if self.objects:
+            self.create()
+
+    @property
+    def known(self) -> Recurrent:
+        found = self.models[self.objects[0]]
+        assert isinstance(found, Recurrent)
+        return found
+
+    def sequence(self, which: int) -> int:
+        """Returns the id of a live sequence for any index, or for LAST_INDEX an unknown id."""
+        found = None if which == LAST_INDEX else choose_one(self.known.sequences, which)
+        return max(self.known.ids, default=0) + 1 if found is None else found
+
+    def room(self) -> bool:
+        """Returns whether one more sequence should be created."""
+        return len(self.known.sequences) < min(MANY, self.subject.size("sequences", 99))
+
+    def tokens(self, *shape: int, kind: str) -> Tokens:
+        rng = np.random.default_rng(self.source.num_made)
+        self.source.num_made += 1
+        dtype = self.source.dtype
+        made = make_tokens(
+            rng, self.config, self.config["num_layers"], *shape, kind="real" if kind == "nan" else kind, dtype=dtype
+        )
+        if kind == "nan" and made["values"].size:
+            part = made[("inputs", "values")[self.source.num_made % 2]]
+            part.reshape(-1)[-1] = np.nan
+        return made
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        self.edited = self.sequence(which)
+        at = {"sequence": self.edited}
+        return {
+            "create": lambda number: self.continue_with(self.call("create", self.objects[0]) if self.room() else None),
+            "drop": self.drop_in_a_row,
+            "fork": self.fork_in_a_row,
+            "append": lambda number: self.append_to(self.edited, number, "whole"),
+            "append_batch": lambda number: self.batch([self.edited], [number // 2], "whole"),
+            "checkpoint": lambda number: self.call("checkpoint", self.objects[0], sequence=self.edited),
+            "truncate": lambda number: self.truncate_to(self.edited, self.length(self.edited) - number),
+            "begin": self.begin_in_a_row,
+            "commit": lambda number: self.commit_what_is_there(self.edited),
+            "reset": self.reset_in_a_row,
+            "load": lambda number: self.call("load", self.objects[0], data=self.saved, **at),
+        }
+
+    edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
+
+    def save_before_edits(self) -> Any:
+        return self.call_quietly("save", self.objects[0], sequence=self.edited)
+
+    def continue_with(self, sequence: int | None) -> None:
+        """Makes the next edits on this sequence, if it was created."""
+        self.edited = self.edited if sequence is None else sequence
+
+    def drop_in_a_row(self, number: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.edited)
+        self.continue_with(choose_one(self.known.sequences, number))
+
+    def fork_in_a_row(self, number: int) -> None:
+        if self.room():
+            child = self.call("fork", self.objects[0], sequence=self.edited)
+            self.continue_with(child if number % 2 else None)
+
+    def begin_in_a_row(self, number: int) -> None:
+        if self.room() and not self.known.unsure:
+            begun = self.call("begin", self.objects[0], tokens=prompt((0, 0, 3, 5)[number % 4], 2 + number))
+            self.continue_with(begun)
+
+    def reset_in_a_row(self, number: int) -> None:
+        for sequence in list(self.known.sequences):
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
+
+    def length(self, sequence: int) -> int:
+        return self.known.sequences[sequence].length if sequence in self.known.sequences else 0
+
+    @precondition(lambda self: self.objects)
+    @rule()
+    def create(self) -> None:
+        if self.room():
+            self.call("create", self.objects[0])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=COUNT, kind=KIND, checkpoint=st.booleans())
+    def append(self, which: int, count: int, kind: str, checkpoint: bool) -> None:
+        sequence = self.sequence(which)
+        self.append_to(sequence, count, kind)
+        if checkpoint and self.going:
+            self.call("checkpoint", self.objects[0], sequence=sequence)
+
+    append_more = append
+
+    def append_to(self, sequence: int, count: int, kind: str) -> None:
+        self.call("append", self.objects[0], sequence=sequence, **self.tokens(count, kind=kind))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, part=st.sampled_from(("inputs", "keys", "values", "gates")), wrong=st.integers(0, 4))
+    def append_wrong_arrays(self, which: int, part: str, wrong: int) -> None:
+        tokens = self.tokens(2, kind="real")
+        whole = tokens[part]
+        double = [np.concatenate([whole, whole], axis=axis) for axis in (0, 1, 3)]
+        tokens[part] = [*double, whole[0], whole.astype(np.float64)][wrong]
+        self.call("append", self.objects[0], sequence=self.sequence(which), **tokens)
+
+    @precondition(lambda self: self.objects)
+    @rule(order=st.permutations((0, 1, 2, 3)), counts=st.lists(st.integers(0, 3), min_size=4, max_size=4), kind=KIND)
+    def append_batch(self, order: Sequence[int], counts: list[int], kind: str) -> None:
+        """A batch of most live sequences, in any order."""
+        live = sorted(self.known.sequences)
+        chosen = [live[index] for index in order if index < len(live)][: max(1, order[0])]
+        self.batch(chosen, counts[: len(chosen)], kind)
+
+    batch_more = append_batch
+
+    def batch(self, sequences: list[int], counts: list[int], kind: str) -> None:
+        width = max(counts, default=0) + (self.source.num_made % 3 == 0)
+        tokens = self.tokens(len(sequences), width, kind=kind)
+        for row, count in enumerate(counts):
+            for each in tokens.values():
+                each[:, row, count:] = np.nan
+        self.call("append_batch", self.objects[0], sequences=sequences, counts=counts, **tokens)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=st.sampled_from((3, -1)))
+    def append_batch_wrongly(self, which: int, count: int) -> None:
+        tokens = self.tokens(1, 2, kind="whole")
+        self.call("append_batch", self.objects[0], sequences=[self.sequence(which)], counts=[count], **tokens)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, drafts=st.sampled_from((2, 3, 0, 4)), back=BACK, then=COUNT, fork=st.booleans(), kind=KIND)
+    def truncate(self, which: int, drafts: int, back: int, then: int, fork: bool, kind: str) -> None:
+        """Appends drafts in one call, truncates some tokens, perhaps forks, and appends again."""
+        sequence = self.sequence(which)
+        if drafts:
+            self.append_to(sequence, drafts, kind)
+        self.truncate_to(sequence, self.length(sequence) - back)
+        if self.going and fork and self.room() and sequence in self.known.sequences:
+            child = self.call("fork", self.objects[0], sequence=sequence)
+            if child is not None and self.going:  # its parent could be truncated to these lengths
+                self.truncate_to(child, max(0, self.length(child) - max(1, back)))
+        if self.going:
+            self.append_to(sequence, then, "whole")
+
+    truncate_more = truncate
+
+    def truncate_to(self, sequence: int, length: int) -> None:
+        self.call("truncate", self.objects[0], sequence=sequence, length=length)
+        self.plans[sequence] = []
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, number=ANY_INDEX)
+    def truncate_to_a_checkpoint(self, which: int, number: int) -> None:
+        sequence = self.sequence(which)
+        found = self.known.sequences.get(sequence, RecurrentSequence([()])).checkpoints
+        self.truncate_to(sequence, choose_one(found, number) or 0)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE)
+    def checkpoint(self, which: int) -> None:
+        self.call("checkpoint", self.objects[0], sequence=self.sequence(which))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE)
+    def drop(self, which: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.sequence(which))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=COUNT, kind=KIND)
+    def fork(self, which: int, count: int, kind: str) -> None:
+        if self.room() or which == LAST_INDEX:
+            sequence = self.sequence(which)
+            child = self.call("fork", self.objects[0], sequence=sequence)
+            if child is not None and self.going:
+                self.append_to((child, sequence)[count % 2], count, kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=st.sampled_from((0, 1, LAST_INDEX)), count=st.integers(0, 3))
+    def apply(self, which: int, layer: int, count: int) -> None:
+        query = self.tokens(count, kind=("whole", "real")[count % 2])["keys"][0]
+        layer = clip_index(layer, self.config["num_layers"])
+        self.call_quietly("apply", self.objects[0], sequence=self.sequence(which), layer=layer, query=query)
+
+    def known_tokens(self, sequence: int) -> list[int]:
+        """Returns the tokens of a sequence: the committed ones, then the tokens of its prompt, then tokens of no prompt."""
+        found = self.known.sequences[sequence]
+        tokens = [*found.tokens, *self.plans.get(sequence, [])[len(found.tokens) :]][: found.length]
+        while len(tokens) < found.length:
+            self.fresh += 1
+            tokens.append(self.fresh)
+        return tokens
+
+    def commit_what_is_there(self, sequence: int) -> None:
+        if sequence in self.known.sequences:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=self.known_tokens(sequence))
+
+    @precondition(lambda self: self.objects)
+    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, by=st.sampled_from((1, 2, 3)), drop=st.booleans())
+    def begin(self, branch: int, count: int, salt: str, by: int, drop: bool) -> None:
+        """Serves a prompt as an engine does: appends the tokens after the hit, with checkpoints, and commits them."""
+        if self.known.unsure:
+            return
+        if not self.room() and self.known.sequences:
+            self.call("drop", self.objects[0], sequence=self.sequence(branch % MANY))
+        tokens = prompt(branch, count)
+        begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {})) if self.going else None
+        if begun is None:
+            return
+        self.plans[begun] = tokens
+        while self.going and (length := self.length(begun)) < len(tokens):
+            self.append_to(begun, min(by, len(tokens) - length), "whole")
+            if self.length(begun) == length:
+                return
+            self.call("checkpoint", self.objects[0], sequence=begun)
+            self.commit_what_is_there(begun)
+        if drop and self.going:
+            self.call("drop", self.objects[0], sequence=begun)
+
+    begin_more = begin
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, wrong=st.sampled_from((0, 0, 1, 2, 3, 3)))
+    def commit(self, which: int, wrong: int) -> None:
+        sequence = self.sequence(which)
+        if wrong == 3:
+            told = choose_one((each for each, found in self.known.sequences.items() if found.tokens), which)
+            if told is None:
+                return  # no sequence has committed tokens
+            sequence = told
+        if sequence not in self.known.sequences:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
+        elif not wrong:
+            self.commit_what_is_there(sequence)
+        else:
+            there = self.known_tokens(sequence)
+            tokens = {1: [*there, 1], 2: [*there[:-1], -1], 3: [FRESH, *there[1:]]}
+            self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
+    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
+        if wrong or not self.known.unsure:
+            tokens = [*prompt(branch, count), *([-1] if wrong else [])]
+            self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+
+    @precondition(lambda self: self.objects)
+    @rule(all=st.booleans())
+    def reset(self, all: bool) -> None:
+        for sequence in list(self.known.sequences) if all else []:
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, into=SEQUENCE, count=COUNT, damage=DAMAGE_KIND, kind=KIND)
+    def save_and_load(self, which: int, into: int, count: int, damage: int, kind: str) -> None:
+        """Saves a sequence, changes it, and loads the file into it or another."""
+        sequence = self.sequence(which)
+        data = self.call("save", self.objects[0], sequence=sequence)
+        if data is not None and self.going:
+            self.append_to(sequence, count, kind)
+            into = self.sequence(into)
+            self.call("load", self.objects[0], sequence=into, data=damage_saved_data(data, damage))
+            self.plans[into] = []
+            if self.going:
+                self.append_to(into, count, "whole")
+
+
+# The states of the recurrent cache that random call sequences should reach, because bugs depend on them.
+
+register_error_states(
+    "recurrent", "ShapeMismatch", "DtypeMismatch", "NonFinite", "OutOfBlocks", "SequenceNotFound", "LayerOutOfRange",
+    "PositionOutOfRange", "NotTruncatable", "TokenOutOfRange", "TokenMismatch", "InUse",
+)  # fmt: skip
+
+
+def own(call: ModelCall) -> RecurrentSequence:
+    """Returns the model of the sequence of a call, before the call."""
+    found: RecurrentSequence = call.model.sequences[call.args["sequence"]]
+    return found
+
+
+@state("recurrent", "append")
+def an_append_is_shorter_than_the_inputs(call: ModelCall) -> bool:
+    return 0 < call.tokens < call.model.config["num_inputs"] and own(call).length > 0
+
+
+@state("recurrent", "append")
+def several_tokens_are_appended_to_a_state(call: ModelCall) -> bool:
+    return call.tokens > 1 and own(call).length > 0
+
+
+@state("recurrent", "append")
+def tokens_are_appended_after_rejected_drafts(call: ModelCall) -> bool:
+    found = own(call)
+    return call.tokens > 0 and found.drafts.stop == found.length > 0
+
+
+@state("recurrent", "append_batch")
+def a_batch_is_not_in_the_order_of_its_sequences(call: ModelCall) -> bool:
+    named = list(call.args["sequences"])
+    return named != sorted(named)
+
+
+@state("recurrent", "append_batch")
+def a_row_of_a_batch_is_padding(call: ModelCall) -> bool:
+    return 0 in call.args["counts"] and any(call.args["counts"])
+
+
+@state("recurrent", "truncate")
+def all_drafts_of_an_append_are_rejected(call: ModelCall) -> bool:
+    found = own(call)
+    return call.args["length"] in found.drafts and call.args["length"] == found.drafts.start > 0
+
+
+@state("recurrent", "truncate")
+def some_drafts_of_an_append_are_rejected(call: ModelCall) -> bool:
+    found = own(call)
+    return call.args["length"] in found.drafts and call.args["length"] > found.drafts.start
+
+
+@state("recurrent", "truncate")
+def a_checkpoint_is_restored(call: ModelCall) -> bool:
+    found = own(call)
+    return call.args["length"] in found.checkpoints and call.args["length"] < found.length
+
+
+@state("recurrent", "fork")
+def a_sequence_with_rejected_drafts_is_forked(call: ModelCall) -> bool:
+    found = own(call)
+    return found.drafts.stop == found.length > 0
+
+
+@state("recurrent", "fork")
+def a_sequence_with_a_checkpoint_is_forked(call: ModelCall) -> bool:
+    return bool(own(call).checkpoints)
+
+
+@state("recurrent", "begin")
+def a_checkpoint_is_found(call: ModelCall) -> bool:
+    return bool(call.model._hit(call.args["tokens"], call.args.get("salt", ""))[0])
+
+
+@state("recurrent", "begin")
+def a_released_checkpoint_is_found(call: ModelCall) -> bool:
+    _, found = call.model._hit(call.args["tokens"], call.args.get("salt", ""))
+    return found is not None and not found.users
+
+
+def evicts(model: Recurrent) -> bool:
+    """Returns whether the next block that is allocated is that of a cached checkpoint."""
+    return bool(model.evictable) and model.used() + len(model.evictable) == model.config["num_blocks"]
+
+
+@state("recurrent", "create", "fork", "begin", "checkpoint")
+def a_checkpoint_is_evicted(call: ModelCall) -> bool:
+    return evicts(call.model)
+
+
+@state("recurrent", "drop")
+def a_sequence_with_several_checkpoints_is_dropped(call: ModelCall) -> bool:
+    return len(own(call).checkpoints) > 1
+
+
+@state("recurrent", "load")
+def a_file_replaces_a_state_with_checkpoints(call: ModelCall) -> bool:
+    return bool(own(call).checkpoints)

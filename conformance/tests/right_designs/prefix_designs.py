@@ -1,0 +1,202 @@
+"""Prefix caches with a dictionary of chained hashes, and with a radix tree."""
+
+import hashlib
+from collections import OrderedDict
+from itertools import pairwise
+
+import numpy as np
+
+from .simple_paged import BLOCKS, POSITION, RELEASED, Paged
+
+IN_USE, MISMATCH, TOKEN = (type(name, (Exception,), {}) for name in ("InUse", "TokenMismatch", "TokenOutOfRange"))
+
+
+class Entry:
+    """One full block of committed tokens in the index. blocks: its block in each layer. copies: the list that contains it."""
+
+    def __init__(self, blocks, copies):
+        self.blocks, self.copies = blocks, copies
+        copies.append(self)
+
+
+class ChainedHashes(Paged):
+    """Equal blocks are all cached. The hash of a block is that of its tokens and the hash of the block before it."""
+
+    bookkeeping = (*Paged.bookkeeping, "evictable", "entries", "index")
+    merges = False
+
+    def make_free_list(self):
+        self.evictable = OrderedDict()  # cached blocks without references, in the order of their release
+        self.entries = {}  # block -> its entries
+        self.index = self.make_index()
+        self.salts, self.committed = {}, {}
+        return list(range(self.total))
+
+    def make_index(self):
+        return {}
+
+    def walk(self, tokens, salt, count):
+        """The list of copies of each of the first `count` full blocks."""
+        found, digest = [], hashlib.sha256(repr(salt).encode()).digest()
+        for start, stop in pairwise(range(0, count * self.size + 1, self.size)):
+            digest = hashlib.sha256(digest + repr(tokens[start:stop]).encode()).digest()
+            found.append(self.index.setdefault(digest, []))
+        return found
+
+    # The free list.
+
+    num_free_blocks = property(lambda self: len(self.free) + len(self.evictable))
+
+    def allocate(self):
+        if self.free:
+            return self.free.pop()
+        if not self.evictable:
+            raise BLOCKS("none")
+        block, _ = self.evictable.popitem(last=False)
+        for entry in self.entries.pop(block):
+            entry.copies.remove(entry)
+            for other in set(entry.blocks) - {block}:
+                self.entries[other].remove(entry)
+                if not self.entries[other]:
+                    del self.entries[other]
+                    if self.evictable.pop(other, None):
+                        self.free.append(other)
+        return block
+
+    def give_back(self, block):
+        if block in self.entries:
+            self.evictable[block] = True
+        else:
+            self.free.append(block)
+
+    def unlist(self, entries):
+        super().unlist(entries[::-1])  # later positions are evicted first
+
+    def list_blocks(self, blocks):
+        self.references.update(blocks)
+        for block in blocks:
+            self.evictable.pop(block, None)
+
+    def prepare(self, sequence, layer, positions):
+        last = min(len(self.tables[sequence]), -(-positions.stop // self.size))
+        for entry in self.tables[sequence][positions.start // self.size : last] if positions else ():
+            if self.references[entry[layer]] > 1 or entry[layer] in self.entries:
+                before = entry[layer]
+                self.separate(entry, layer)
+                if not self.references[before]:
+                    del self.references[before]
+                    self.give_back(before)
+
+    # Committed tokens.
+
+    def create(self):
+        sequence = super().create()
+        self.salts[sequence], self.committed[sequence] = "", []
+        return sequence
+
+    def fork(self, sequence):
+        child = super().fork(sequence)
+        self.salts[child], self.committed[child] = self.salts[sequence], list(self.committed[sequence])
+        return child
+
+    def store(self, places, rows):
+        super().store(places, rows)
+        for (sequence, _), (start, which) in places.items():
+            if len(which):
+                del self.committed[sequence][start:]
+
+    def truncate(self, sequence, length):
+        super().truncate(sequence, length)
+        del self.committed[sequence][int(length) :]
+
+    def remove(self, sequence, start, stop, theta=None, layout="halves"):
+        super().remove(sequence, start, stop, theta, layout)
+        if stop > start:
+            del self.committed[sequence][int(start) :]
+
+    def match(self, tokens, salt=""):
+        return self.size * len(self.hit(self.tokens(tokens), salt))
+
+    def hit(self, tokens, salt):
+        found = []
+        for copies in self.walk(tokens, salt, max(0, len(tokens) - 1) // self.size):
+            if not copies:
+                break
+            found.append(copies[-1].blocks)
+        return found
+
+    def begin(self, tokens, salt=""):
+        tokens = self.tokens(tokens)
+        found, sequence = self.hit(tokens, salt), self.create()
+        try:
+            with self.undo():
+                for blocks in found:
+                    self.list_blocks(blocks)
+                    self.tables[sequence].append(list(blocks))
+                self.enlarge({sequence: len(tokens)})
+        except BLOCKS:
+            del self.tables[sequence]
+            raise
+        self.counts[sequence] = [len(found) * self.size] * self.layers
+        self.salts[sequence], self.committed[sequence] = salt, tokens[: len(found) * self.size]
+        return sequence
+
+    def commit(self, sequence, tokens):
+        self.require(sequence)
+        tokens = self.tokens(tokens)
+        if len(tokens) > min(self.counts[sequence]):
+            raise POSITION(len(tokens))
+        known = self.committed[sequence]
+        if any(a != b for a, b in zip(tokens, known, strict=False)):
+            raise MISMATCH("other tokens are committed")
+        self.committed[sequence] = tokens + known[len(tokens) :]
+        for number, copies in enumerate(self.walk(tokens, self.salts[sequence], len(tokens) // self.size)):
+            blocks = self.tables[sequence][number]
+            if RELEASED in blocks or any(entry.blocks == blocks for entry in copies):
+                continue
+            if copies and self.merges:
+                self.list_blocks(copies[0].blocks)
+                self.tables[sequence][number] = list(copies[0].blocks)
+                self.unlist([blocks])
+            else:
+                entry = Entry(list(blocks), copies)
+                for block in blocks:
+                    self.entries.setdefault(block, []).append(entry)
+
+    def reset(self):
+        if self.tables:
+            raise IN_USE(f"{len(self.tables)} live sequences")
+        self.free += self.evictable
+        self.evictable, self.entries, self.index = OrderedDict(), {}, self.make_index()
+
+    def tokens(self, tokens):
+        for token in tokens:
+            if isinstance(token, (bool, np.bool_)) or not isinstance(token, (int, np.integer)) or not 0 <= token < 2**63:
+                raise TOKEN(f"{token!r}")
+        return [int(token) for token in tokens]
+
+
+class RadixTree(ChainedHashes):
+    """A node per block, with a child for each next block of tokens. `commit` replaces equal blocks by the cached ones."""
+
+    merges = True
+
+    def walk(self, tokens, salt, count):
+        found, node = [], self.index.setdefault(salt, {})
+        for start, stop in pairwise(range(0, count * self.size + 1, self.size)):
+            copies, node = node.setdefault(tuple(tokens[start:stop]), ([], {}))
+            found.append(copies)
+        return found
+
+
+class AnyCopyFirst(ChainedHashes):
+    """Evicts the block that was released last, which it declares."""
+
+    def allocate(self):
+        if self.evictable and not self.free:
+            self.evictable.move_to_end(next(reversed(self.evictable)), last=False)
+        return super().allocate()
+
+
+LIMITS = {"AnyCopyFirst": {"other_eviction_order": True}}
+DESIGNS = (ChainedHashes, RadixTree, AnyCopyFirst)
