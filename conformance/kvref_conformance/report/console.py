@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from rich import box
@@ -23,8 +24,9 @@ VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
 RARE_VERDICTS = ("xfailed", "xpassed", "not run")  # columns that are shown only if a clause has this verdict
 WHY_NOT_RUN = {"--slow": "needs gigabytes of memory", "--real": "takes seconds"}
 MAX_NAMED = 3  # clauses or operations that are listed in one line
-MAX_SHOWN_CAUSES = 3  # causes of which a failure is printed in full
-MAX_SHOWN_OTHERS = 6  # further clauses of a cause that have a line of their own
+MAX_FAILURE_LINES = 32  # of all failures that are printed in full, so that they fit on a screen with the table and the verdict
+LINES_BESIDES_CALLS = 10  # of a failure that is printed in full
+MAX_SHOWN_OTHERS = 6  # further clauses of a cause, or further causes, that have a line of their own
 STYLES = {
     "conformant": "bold green",
     "not conformant": "bold red",
@@ -64,7 +66,7 @@ def _with_letters(clause: str, check: str) -> str:
 def print_failures(console: Console, results: list[Result], run_options: RunOptions, show_all: bool) -> None:
     """Each probable cause: its most direct failure in full, and one line per further clause that it breaks.
 
-    Unless show_all, the failures of the first MAX_SHOWN_CAUSES causes are printed, and one line for each other cause.
+    Unless show_all, only the first causes are printed, as many as fit on a screen, and one line for each other cause.
     """
     failed_checks = {
         each["clause"]: [check["check"] for check in each["checks"] if check["verdict"] == "failed"] for each in results
@@ -75,29 +77,41 @@ def print_failures(console: Console, results: list[Result], run_options: RunOpti
         console.print(Text(heading, style="bold red"), soft_wrap=True)
         console.print(Text(rest), soft_wrap=True)
 
-    for number, cause in enumerate(probable_causes(results)):
-        if show_all:
-            for failure in (cause.first, *cause.others):
-                print_in_full(failure)
-                console.print()
-        elif number >= MAX_SHOWN_CAUSES:
-            console.print(Text(_clause_line(cause.first)), no_wrap=True, overflow="ellipsis")
-        else:
-            print_in_full(cause.first)
-            _print_others(console, cause)
+    causes = probable_causes(results)
+    if show_all:
+        for failure in (failure for cause in causes for failure in (cause.first, *cause.others)):
+            print_in_full(failure)
             console.print()
+        return
+    shown = _num_in_full(causes)
+    for cause in causes[:shown]:
+        print_in_full(cause.first)
+        _print_others(console, cause)
+        console.print()
+    _print_clauses(console, [cause.first for cause in causes[shown:]], "")
+
+
+def _num_in_full(causes: Sequence[ProbableCause]) -> int:
+    """How many causes are printed in full: the first, and further ones while all have at most MAX_FAILURE_LINES lines."""
+    lengths = (
+        len(cause.first.check["calls"]) + LINES_BESIDES_CALLS + min(len(cause.clauses) - 1, MAX_SHOWN_OTHERS) for cause in causes
+    )
+    return max(1, sum(total <= MAX_FAILURE_LINES for total in accumulate(lengths)))
 
 
 def _print_others(console: Console, cause: ProbableCause) -> None:
-    """One line per further clause of a cause, up to MAX_SHOWN_OTHERS; the rest by name."""
     others = {each.clause: each for each in reversed(cause.others)}
-    clauses = cause.clauses[1:]
-    if clauses:
+    if cause.clauses[1:]:
         console.print(Text("  also fail, probably for the same reason:"))
-    for clause in clauses[:MAX_SHOWN_OTHERS]:
-        console.print(Text(f"    {_clause_line(others[clause])}"), no_wrap=True, overflow="ellipsis")
-    if clauses[MAX_SHOWN_OTHERS:]:
-        console.print(Text(f"    and {', '.join(clauses[MAX_SHOWN_OTHERS:])}"), soft_wrap=True)
+    _print_clauses(console, [others[clause] for clause in cause.clauses[1:]], "    ")
+
+
+def _print_clauses(console: Console, failures: Sequence[ShownFailure], indent: str) -> None:
+    """One line per failure, up to MAX_SHOWN_OTHERS; the rest by the names of their clauses."""
+    for failure in failures[:MAX_SHOWN_OTHERS]:
+        console.print(Text(f"{indent}{_clause_line(failure)}"), no_wrap=True, overflow="ellipsis")
+    if rest := [failure.clause for failure in failures[MAX_SHOWN_OTHERS:]]:
+        console.print(Text(f"{indent}and {', '.join(rest)}"), soft_wrap=True)
 
 
 def _clause_line(failure: ShownFailure) -> str:
@@ -193,7 +207,7 @@ def print_conclusion(console: Console, results: list[Result], conclusion: RunVer
 def _print_causes(console: Console, results: list[Result]) -> None:
     causes = probable_causes(results)
     if sum(len(cause.clauses) for cause in causes) > 1:
-        hidden = any(cause.others for cause in causes) or len(causes) > MAX_SHOWN_CAUSES
+        hidden = any(cause.others for cause in causes) or len(causes) > _num_in_full(causes)
         console.print(Text(f"{causes_text(causes)}{'; --all shows every failure' if hidden else ''}"), soft_wrap=True)
 
 
