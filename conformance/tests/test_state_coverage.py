@@ -1,7 +1,7 @@
 """The state machines reach every listed state, and the counters of states are right for traces worked out by hand."""
 
+import itertools
 import time
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,10 +52,9 @@ def test_a_seed_finds_the_same_failures_on_a_slow_machine(monkeypatch):
         calls = {clause: [each.request.op for each in found.call_trace] for clause, found in search.findings.items()}
         return search.begun, calls
 
-    usual, seconds = findings(), count(0, 11)
-    monkeypatch.setattr(
-        hypothesis_engine, "time", SimpleNamespace(monotonic=lambda: next(seconds), perf_counter=time.perf_counter)
-    )
+    usual, seconds = findings(), itertools.count(0, 11)
+    slow = SimpleNamespace(monotonic=lambda: next(seconds), perf_counter=time.perf_counter)
+    monkeypatch.setattr(hypothesis_engine, "time", slow)
     assert findings() == usual and usual[1]
 
 
