@@ -1,4 +1,4 @@
-"""A stand-in for CuPy without a GPU: NumPy's functions, and CUDA kernels compiled for the host, one thread at a time.
+"""A stand-in for CuPy without a GPU: NumPy's functions, and CUDA kernels compiled for the host, one CUDA thread at a time.
 
 It cannot show device behavior: warps, streams, device memory. The arithmetic of the kernels and the code around them are the real
 ones.
@@ -17,7 +17,7 @@ SHIM = """
 #define __global__
 #define __device__ static
 struct Index { unsigned x; };
-static Index threadIdx, blockIdx, blockDim;
+static thread_local Index threadIdx, blockIdx, blockDim;  // several threads of the host launch kernels at the same time
 static unsigned __float_as_uint(float v) { unsigned u; std::memcpy(&u, &v, 4); return u; }
 static float __uint_as_float(unsigned u) { float v; std::memcpy(&v, &u, 4); return v; }
 static float __fadd_rn(float a, float b) { return a + b; }

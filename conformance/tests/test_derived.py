@@ -1,10 +1,14 @@
 """Derived operations: their results, their limits, and that derivations that cannot work are not reported."""
 
+from threading import Event, Thread, current_thread
+
 import numpy as np
 import pytest
 from restricted import Restricted
 
 import kvref
+from kvref_conformance.calls import subject as subject_module
+from kvref_conformance.calls.derived_operations import DerivedOperation
 from kvref_conformance.exceptions import ClauseViolation, NotOffered, OperationDeclined
 from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 
@@ -31,6 +35,34 @@ def test_a_way_that_does_not_reach_is_not_told_of():
     with pytest.raises(NotOffered, match="slots of positions without a block"):
         cache.slot_mapping(cache.create(), 0, 0, 1)
     assert subject.derivations_used == {}
+
+
+def test_derivations_that_threads_abandon_at_the_same_time_are_not_reported(monkeypatch):
+    """The second thread begins its derivation before the first abandons its own, and abandons it later."""
+    subject, cache = begun(Restricted(operations=["paged.create"], families=["paged"]))
+    both, failures = Event(), []
+
+    def derive(cache, sequence, layer):
+        if current_thread() is second:
+            both.set()
+            first.join()
+        else:
+            second.start()
+            both.wait()
+        raise OperationDeclined("paged.read")
+
+    def gather():
+        try:
+            cache.gather(sequence, 0)
+        except OperationDeclined as declined:
+            failures.append(str(declined))
+
+    monkeypatch.setattr(subject_module, "derivations", lambda op: [DerivedOperation(op, "PAGED-12", ("read",), derive)])
+    sequence, (first, second) = cache.create(), (Thread(target=gather) for _ in range(2))
+    first.start()
+    first.join()
+    second.join()
+    assert (len(failures), subject.derivations_used) == (2, {})
 
 
 class Cache:

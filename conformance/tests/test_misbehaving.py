@@ -28,7 +28,7 @@ MADE = "an object, because its sizes are valid and within the limits (LAW-12)"
 @pytest.fixture
 def check(tmp_path):
     def check(name, *arguments):
-        quick = "--timeout", "0.5", "--examples", "8"
+        quick = "--examples", "8", *(("--timeout", "2") if "Hangs" in name else ())
         done = run_kvref("check", f"misbehaving:{name}", *quick, *arguments, folder=tmp_path, environment=ENVIRONMENT)
         assert "Traceback" not in done.stdout + done.stderr
         return done
@@ -49,8 +49,8 @@ def totals(done):
 
 
 WAYS = [
-    ("HangsInPython", "a reply within 0.5 s", "none: the call was still running"),
-    ("HangsAndSwallows", "a reply within 0.5 s", "none: the call was still running"),
+    ("HangsInPython", "a reply within 2 s", "none: the call was still running"),
+    ("HangsAndSwallows", "a reply within 2 s", "none: the call was still running"),
     ("ExitsPolitely", "a result or an error", "SystemExit: 3"),
     ("RaisesSomethingOdd", "no error", "Unprintable: an exception that cannot be printed"),
     ("AllocatesWithoutEnd", "no error", "MemoryError"),
@@ -105,7 +105,7 @@ def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):
         ("IntegersForFloats", "PAGED-12", "float32 or a narrower float", "int32"),
         ("AsarrayRaises", "PAGED-12", "an array with the values ", "RuntimeError: no memory on the device"),
         ("ToNumpyRaises", "PAGED-12", "a result that to_numpy can read", "RuntimeError: the device is gone"),
-        ("ToNumpyHangs", "PAGED-12", "a reply within 0.5 s", "none: the call was still running"),
+        ("ToNumpyHangs", "PAGED-12", "a reply within 2 s", "none: the call was still running"),
         ("ViewThatChanges", "LAW-17", "", ""),
         ("ChangesItsInputs", "LAW-16", "", ""),
     ],
@@ -198,7 +198,7 @@ def test_a_replay_outlives_it_too(check, tmp_path):
 
 @pytest.mark.extended
 def test_vectors_outlive_it_too(beside):
-    judge = make_runner(RunOptions("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)))
+    judge = make_runner(RunOptions("misbehaving:LeavesAsIfAllWereWell", Effort()))
     held = [each for each in vectors.check_vectors(HERE.parent / "vectors", judge) if each.group == "blocks"]
     judge.close()
     failed = [each for each in held if each.verdict == "failed"]
@@ -278,7 +278,7 @@ def test_an_array_that_cannot_be_made_is_a_reply(beside):
 
 @pytest.mark.extended
 def test_nothing_is_left_behind(beside):
-    judge = SubprocessRunner("misbehaving:LeavesAChildBehind", Effort(examples=5, timeout=0.5))
+    judge = SubprocessRunner("misbehaving:LeavesAChildBehind", Effort(examples=5))
     sessions = set()
     for checks in select_checks(SOME).values():
         judge.judge_clause(checks)

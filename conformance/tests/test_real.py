@@ -16,7 +16,7 @@ from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort, RunOptions
-from kvref_conformance.soak.cache_soak import SoakStatistics, run_event
+from kvref_conformance.soak.cache_soak import SoakStatistics, count_calls, run_event
 from kvref_conformance.soak.cache_workload import Workload, WorkloadEvent
 from kvref_conformance.soak.drivers import make_driver
 from kvref_conformance.testlib.registry import Check, all_checks
@@ -131,11 +131,13 @@ WITHIN = {
 
 def served(limits, operations=None, count=60):
     """The first failure in a workload of this many events that ends with a read of all live sequences; and what was compared."""
-    judge, figures = CheckRunner(Restricted(limits, operations, ("paged",))), SoakStatistics("paged")
-    running = make_driver(judge.begin_family("paged"), "paged", 1, 8)
+    subject, figures = CheckRunner(Restricted(limits, operations, ("paged",))).begin_family("paged"), SoakStatistics("paged")
+    running = make_driver(subject, "paged", 1, 8)
     for event in islice(Workload(running, np.random.default_rng(0)).events(), count):
         if violation := run_event(running, event, figures):
             return violation, figures
+        count_calls(subject, figures)
+        subject.clear_trace()
     assert len(running.running_requests()) <= running.max_sequences
     looks = [run_event(running, WorkloadEvent("look", (number,)), figures) for number in running.running_requests()]
     return next(filter(None, looks), None), figures

@@ -1,7 +1,12 @@
 """The state machines reach every listed state, and the counters of states are right for traces worked out by hand."""
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from hypothesis.internal.conjecture import engine as hypothesis_engine
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 
@@ -15,6 +20,7 @@ from kvref_conformance.fuzz.hypothesis_runner import families_with_machine, run_
 from kvref_conformance.fuzz.pair_coverage import all_pairs, pairs_in, why_impossible
 from kvref_conformance.fuzz.state_coverage import count_pairs, count_reached_states, random_sequences, reached_states
 from kvref_conformance.fuzz.state_registry import STATES
+from kvref_conformance.implementations import load_implementation
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.oracle.expectations import UnjudgedReply
 from kvref_conformance.oracle.model_runner import ModelRunner
@@ -37,6 +43,19 @@ def test_a_hypothesis_without_a_replaced_method_is_refused(monkeypatch, kind, na
     monkeypatch.delattr(kind, name)
     with pytest.raises(CannotRun, match=rf"has no \w+\.{name}: install a version that kvref was tried with, 6\.132 to"):
         run_machine("blocks", Search(OnBackend(backend("numpy"))), 0, 1, 1)
+
+
+def test_a_seed_finds_the_same_failures_on_a_slow_machine(monkeypatch):
+    def findings():
+        search = Search(load_implementation("zoo:blocks-freed-twice"))
+        run_machine("blocks", search, 0, 60, 20)
+        calls = {clause: [each.request.op for each in found.call_trace] for clause, found in search.findings.items()}
+        return search.begun, calls
+
+    usual, seconds = findings(), itertools.count(0, 11)
+    slow = SimpleNamespace(monotonic=lambda: next(seconds), perf_counter=time.perf_counter)
+    monkeypatch.setattr(hypothesis_engine, "time", slow)
+    assert findings() == usual and usual[1]
 
 
 @pytest.mark.extended

@@ -26,10 +26,11 @@ from kvref_conformance.oracle.formats.small_floats import round_to
 
 
 class _Derivations(local):
-    """The operations that one thread is deriving."""
+    """The operations that one thread is deriving, and those that it derived meanwhile, with a description of the derivation."""
 
     def __init__(self) -> None:
         self.in_progress: list[str] = []
+        self.used: list[tuple[str, str]] = []
 
 
 class Subject(CallRecorder):
@@ -180,8 +181,20 @@ class Subject(CallRecorder):
             if self.clause == "LAW-06":
                 raise NotOffered(f"more than {limit.largest} tokens in one call, where its limits say {limit}")
             size = "one token" if limit.largest == 1 else f"at most {limit.largest} tokens"
-            self.derivations_used.setdefault(op, f"{op} through calls of {size}")
+            self._note_derivation(op, f"calls of {size}")
         return parts
+
+    def _note_derivation(self, op: str, way: str) -> None:
+        """Note that an operation is derived. A derivation inside another one counts if the outer one is not abandoned."""
+        self._derivations.used.append((op, f"{op} through {way}"))
+        if not self._derivations.in_progress:
+            self._end_derivation()
+
+    def _end_derivation(self) -> None:
+        """Add the derivations of this thread to those of all threads."""
+        for op, way in self._derivations.used:
+            self.derivations_used.setdefault(op, way)
+        self._derivations.used.clear()
 
     def _derived(self, op: str, on: int, args: dict[str, Any], declined: OperationDeclined) -> Any:
         """Derive the operation. Raises the errors of the operations that it calls, and `declined` if no derivation applies."""
@@ -190,18 +203,21 @@ class Subject(CallRecorder):
             relied_on = self.clause == way.clause or (way.splits_appends and self.clause == "LAW-06")
             if relied_on or op in self._derivations.in_progress:
                 continue
-            before = dict(self.derivations_used)
-            self.derivations_used.setdefault(op, f"{op} through {' and '.join(way.uses)}")
-            self._derivations.in_progress.append(op)
+            here = self._derivations
+            noted = len(here.used)
+            here.in_progress.append(op)
+            self._note_derivation(op, " and ".join(way.uses))
             try:
                 return way.derive(handle, **args)
             except OperationDeclined:
-                self.derivations_used = before  # an operation that this derivation calls is missing too
+                del here.used[noted:]  # an operation that this derivation calls is missing too
             except NotOffered:
-                self.derivations_used = before
+                del here.used[noted:]
                 raise
             finally:
-                self._derivations.in_progress.pop()
+                here.in_progress.pop()
+                if not here.in_progress:
+                    self._end_derivation()
         raise declined
 
 

@@ -1,5 +1,6 @@
 """Runs the state machine of a family on an implementation, with Hypothesis."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -40,7 +41,7 @@ def run_machine(family: str, search: Search, number: int, examples: int, steps: 
     # Five of six call sequences would repeat parts of the previous one, which hardly ever reaches new states.
     variations = _without_method(ConjectureRunner, "generate_mutations_from")
     try:
-        with np.errstate(all="ignore"), constants, variations:
+        with np.errstate(all="ignore"), constants, variations, _without_time_limit():
             run_state_machine_as_test(machine, settings=quiet)
     except (Violation, Flaky):
         pass  # `search` has the findings; with enough of them, the later runs make no calls and look flaky
@@ -78,6 +79,21 @@ def _bytes_runner(family: str, steps: int) -> tuple[type[FamilyStateMachine], Ca
     )  # fmt: skip
     test: Any = get_state_machine_test(machine, settings=quiet)
     return machine, test.hypothesis.fuzz_one_input
+
+
+@contextmanager
+def _without_time_limit() -> Iterator[None]:
+    """Let Hypothesis make new call sequences for as long as it would within the first seconds after a failure.
+
+    Hypothesis changes to shrinking 10 seconds after the first failure. On a busy machine this would be after fewer call
+    sequences, and the same seed would find other failures. `Search.begin_sequence` ends the run after a number of sequences.
+    """
+    first_failure = property(lambda runner: math.inf, lambda runner, seconds: None)
+    ConjectureRunner.first_bug_found_time = first_failure  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        del ConjectureRunner.first_bug_found_time
 
 
 @contextmanager
