@@ -40,7 +40,7 @@ class UntilFound(Search):
 
     def add_failure(self, violation, call_trace):
         super().add_failure(violation, call_trace)
-        self.runs_left = 0 if self.clause in self.findings else self.runs_left  # no runs for shrinking
+        self.calls_left = 0 if self.clause in self.findings else self.calls_left  # no calls for shrinking
 
 
 def run_until_found(family, clause, seeds):

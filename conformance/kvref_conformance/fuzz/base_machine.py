@@ -187,6 +187,7 @@ class FamilyStateMachine(RuleBasedStateMachine):
         self.search.through = sorted({*self.search.through, *self.subject.derivations_used.values()})
         if len(self.subject.call_trace) > len(self.search.longest) and not self.search.findings:
             self.search.longest = self.subject.call_trace
+        self.search.end_sequence(self.subject.call_trace)
 
     def _call(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
         try:

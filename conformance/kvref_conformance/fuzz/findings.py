@@ -11,9 +11,8 @@ from kvref_conformance.drivers.resource_limits import CallTimeouts
 from kvref_conformance.exceptions import CallTimeout, ClauseViolation
 from kvref_conformance.implementation_api import Implementation
 
-SHRINK_RUNS = (
-    200  # call sequences after the first failure, to find further failures and shorter ones (traces/shrinking.py follows)
-)
+SHRINK_CALLS = 4_000  # calls after the first failure, to find further failures and shorter ones (traces/shrinking.py follows)
+MIN_CALLS = 20  # a call sequence counts as at least this number of calls, for the time that Hypothesis takes to draw it
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,17 @@ class FuzzFailure:
 class Search:
     """One run of a state machine on an implementation.
 
-    max_shrink_runs: number of call sequences after the first failure; runs_left: how many of those are left, None before a
-    failure. findings: the shortest call trace per clause. longest: the longest call trace without a failure. watchers: see
-    CallRecorder. through: the derived operations that were used. begun: number of call sequences so far; on_begin: called with
-    this number.
+    max_shrink_calls: number of calls after the first failure; calls_left: how many of those are left, None before a failure.
+    findings: the shortest call trace per clause. longest: the longest call trace without a failure. watchers: see CallRecorder.
+    through: the derived operations that were used. begun: number of call sequences so far; on_begin: called with this number.
     """
 
     implementation: Implementation
     patience: CallTimeouts = field(default_factory=CallTimeouts)
-    max_shrink_runs: int = SHRINK_RUNS
+    max_shrink_calls: int = SHRINK_CALLS
     findings: dict[str, FuzzFailure] = field(default_factory=dict)
     longest: list[Exchange] = field(default_factory=list)
-    runs_left: int | None = None
+    calls_left: int | None = None
     watchers: list[Any] = field(default_factory=list)
     through: list[str] = field(default_factory=list)
 
@@ -51,16 +49,19 @@ class Search:
         """Count a new call sequence. Returns whether it should make calls."""
         self.begun += 1
         self.on_begin(self.begun)
-        if self.runs_left is not None:
-            self.runs_left -= 1
-        return self.runs_left is None or self.runs_left > 0
+        return self.calls_left is None or self.calls_left > 0
+
+    def end_sequence(self, call_trace: list[Exchange]) -> None:
+        """Count the calls of a call sequence, if there was a failure before or in it."""
+        if self.calls_left is not None:
+            self.calls_left -= max(len(call_trace), MIN_CALLS)
 
     def add_failure(self, violation: ClauseViolation, call_trace: list[Exchange]) -> None:
         """Add a failure, unless a shorter call trace is known for its clause."""
         if isinstance(violation, CallTimeout):
-            self.runs_left = 0  # each further run would hang as long
-        elif self.runs_left is None:
-            self.runs_left = self.max_shrink_runs
+            self.calls_left = 0  # each further run would hang as long
+        elif self.calls_left is None:
+            self.calls_left = self.max_shrink_calls
         known = self.findings.get(violation.clause)
         if known is None or trace_size(call_trace) < trace_size(known.call_trace):
             self.findings[violation.clause] = FuzzFailure(violation.clause, list(call_trace), violation)

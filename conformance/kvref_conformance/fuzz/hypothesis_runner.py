@@ -86,7 +86,7 @@ def _without_time_limit() -> Iterator[None]:
     """Let Hypothesis make new call sequences for as long as it would within the first seconds after a failure.
 
     Hypothesis changes to shrinking 10 seconds after the first failure. On a busy machine this would be after fewer call
-    sequences, and the same seed would find other failures. `Search.begin_sequence` ends the run after a number of sequences.
+    sequences, and the same seed would find other failures. `Search.begin_sequence` ends the run after a number of calls.
     """
     first_failure = property(lambda runner: math.inf, lambda runner, seconds: None)
     ConjectureRunner.first_bug_found_time = first_failure  # type: ignore[assignment,method-assign]

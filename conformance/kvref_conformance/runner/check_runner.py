@@ -24,7 +24,7 @@ from kvref_conformance.drivers.resource_limits import (
 )
 from kvref_conformance.exceptions import CallTimeout, CannotRun, ClauseViolation, NotOffered, ProcessDeath
 from kvref_conformance.families import all_families
-from kvref_conformance.fuzz.findings import SHRINK_RUNS, Search, trace_size
+from kvref_conformance.fuzz.findings import SHRINK_CALLS, Search, trace_size
 from kvref_conformance.implementation_api import Implementation, offers
 from kvref_conformance.implementations import close_implementation
 from kvref_conformance.oracle.model_runner import ModelRunner
@@ -185,8 +185,8 @@ class CheckRunner:
             from kvref_conformance.fuzz.hypothesis_runner import run_machine  # slow to import, and many processes do not need it
 
             of = self.effort.num_sequences
-            runs_after = SHRINK_RUNS if self.effort.shrinks else 0
-            search = Search(self.implementation, self.patience, runs_after, watchers=self.watchers)
+            calls_after = SHRINK_CALLS if self.effort.shrinks else 0
+            search = Search(self.implementation, self.patience, calls_after, watchers=self.watchers)
             search.on_begin = lambda begun: self.progress(family, min(begun - 1, of), of)
             with time_limit(NO_TIMEOUT), memory_limit():
                 run_machine(family, search, self.effort.seed, of, self.effort.max_steps)
