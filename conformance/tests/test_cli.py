@@ -159,7 +159,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
     said = " ".join(done.stdout.split())  # lines are wrapped at 80 columns
     assert (
         "chapters without a clause that applies: FMT, CONTIG, BLOCK, PAGED, SHARE, PREFIX, WIN, GROUP, QUANT, KIVI, TIER, EDIT, "
-        "MOVE, BUF, POOL, MLA, SHARD, ATTN, ENG not run" in said
+        "MOVE, BUF, POOL, MLA, SHARD, RECUR, ATTN, ENG not run" in said
     )
     assert "Paged cache" not in done.stdout
 
