@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT = 120  # seconds per command
+TIMEOUT = 300  # seconds per command, also on a busy machine
 
 BROKEN = """
 from kvref_conformance.implementations.backends import OnBackend

@@ -279,7 +279,7 @@ sys.exit(main(["list"]))
 
 
 def test_an_error_in_the_judge_names_its_line_and_the_report(tmp_path):
-    done = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("kvref: an error in kvref itself: ZeroDivisionError: ")
     assert ", line 5, in <lambda>); please report it with .kvref/crash.txt" in done.stderr

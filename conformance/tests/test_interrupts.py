@@ -29,7 +29,7 @@ def kvref(tmp_path):
     def run(*arguments, path=HERE):
         command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
         environment = {"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin", "COLUMNS": "100"}
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50, env=environment)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200, env=environment)
         assert "Traceback" not in done.stdout + done.stderr
         return done
 
@@ -97,7 +97,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_an_interruption_after_the_last_check_loses_nothing(tmp_path):
     command = [sys.executable, "-c", LATE, "check", "numpy", "--clause", "BLOCK-01", "--json", "out.json", "--no-isolate"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "conformant for the selected clauses: 1 of 1 judged, all passed"
     assert "interrupted" not in json.loads((tmp_path / "out.json").read_text())

@@ -299,5 +299,5 @@ def test_a_child_that_is_not_needed_any_more_puts_in_order_what_it_has(beside, m
     judge = SubprocessRunner("misbehaving:TidiesUp", Effort())
     session, began = judge._session.process.pid, time.monotonic()
     judge.close()
-    assert not running_in(session) and time.monotonic() - began < 20
+    assert not running_in(session) and time.monotonic() - began < 100
     shutil.rmtree(judge.implementation.version)

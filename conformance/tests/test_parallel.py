@@ -89,18 +89,18 @@ def test_arithmetic_has_one_thread_a_process_unless_somebody_says(kvref, tmp_pat
 
 
 def test_ctrl_c_ends_what_is_still_loading(kvref, tmp_path):
-    """Loading takes a minute in the second process, and Ctrl-C is pressed during it."""
+    """Loading takes five minutes in the second process, and Ctrl-C is pressed during it."""
     (tmp_path / "slow.py").write_text(
         "import os, pathlib, signal, time\nfrom kvref_conformance.implementations import load_implementation\n"
         "def Made():\n    if pathlib.Path('one').exists():\n"
         "        if not pathlib.Path('two').exists():\n"
         "            pathlib.Path('two').mkdir()\n            os.kill(os.getppid(), signal.SIGINT)\n"
-        "        time.sleep(60)\n    pathlib.Path('one').mkdir()\n    return load_implementation('reference')\n"
+        "        time.sleep(300)\n    pathlib.Path('one').mkdir()\n    return load_implementation('reference')\n"
     )
     began = time.monotonic()
     done = kvref("check", "slow:Made", *SOME, "--jobs", "2")
     assert (done.returncode, done.stderr) == (130, "")
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 150
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_ctrl_c_gives_what_was_found_until_then(files, tmp_path):
         while len(fake.asked) < 20:
             assert run.poll() is None
         run.send_signal(signal.SIGINT)
-        out, err = run.communicate(timeout=20)
+        out, err = run.communicate(timeout=100)
     assert (run.returncode, err) == (130, "")
     assert " tokens checked in " in out and out.splitlines()[-1] == "interrupted: these are the results until the interruption"
 

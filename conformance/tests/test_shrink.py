@@ -1,10 +1,13 @@
 """Shrinking of a call trace that breaks a clause."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from kvref_conformance.calls.messages import CallRequest, Exchange, ReplyReference
 from kvref_conformance.exceptions import ClauseViolation
+from kvref_conformance.traces import shrinking
 from kvref_conformance.traces.shrinking import ReplayResult, shrink_trace
 
 
@@ -54,3 +57,22 @@ def test_a_fork_is_replaced_by_its_original_if_the_original_fails_too(needs_fork
     smallest, _ = shrink_trace([Exchange(each) for each in (new, create, fork, drop)], "PAGED-07", holding)
     dropped = CallRequest(4, "paged.drop", 1, {"sequence": ReplyReference(2)})
     assert [each.request for each in smallest] == ([new, create, fork, drop] if needs_fork else [new, create, dropped])
+
+
+@pytest.mark.parametrize("numbers", [1, 2 * shrinking.NUMBERS_PER_CALL])
+def test_the_number_of_replayed_calls_is_limited_and_large_arrays_count_as_calls(monkeypatch, numbers):
+    """The clock stands still: time must not matter, so that a busy machine finds the same calls."""
+    monkeypatch.setattr(shrinking, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(shrinking, "MAX_SHRINK_CALLS", 100)
+    array, tried = np.zeros(numbers, np.float32), 0
+    call_trace = [Exchange(CallRequest(id, "windowed.look", None, {"array": array})) for id in range(30)]
+
+    def holding(requests):
+        nonlocal tried
+        tried += len(requests)
+        wrong = ClauseViolation("", "", "", "LAW-01") if len(requests) == len(call_trace) else None
+        return ReplayResult([Exchange(request) for request in requests], wrong)
+
+    shortest, _ = shrink_trace(call_trace, "LAW-01", holding)
+    assert len(shortest) == len(call_trace)
+    assert (100 <= tried < 130) if numbers == 1 else (30 <= tried < 60)

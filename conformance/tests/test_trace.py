@@ -194,7 +194,7 @@ def test_calls_are_shown_as_python():
 
 
 def failure(name, clause, examples=60):
-    judge = CheckRunner(load_implementation(name), Effort(examples=examples, timeout=1))
+    judge = CheckRunner(load_implementation(name), Effort(examples=examples))
     ((found, checks),) = select_checks(clause).items()
     return judge, [outcome for outcome in judge.judge_clause(checks) if outcome.verdict == "failed"], found
 

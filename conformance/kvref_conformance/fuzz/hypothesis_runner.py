@@ -88,12 +88,12 @@ def _without_time_limit() -> Iterator[None]:
     Hypothesis changes to shrinking 10 seconds after the first failure. On a busy machine this would be after fewer call
     sequences, and the same seed would find other failures. `Search.begin_sequence` ends the run after a number of calls.
     """
-    first_failure = property(lambda runner: math.inf, lambda runner, seconds: None)
-    ConjectureRunner.first_bug_found_time = first_failure  # type: ignore[assignment,method-assign]
+    time_of_failure = "first_bug_found_time"
+    setattr(ConjectureRunner, time_of_failure, property(lambda runner: math.inf, lambda runner, seconds: None))
     try:
         yield
     finally:
-        del ConjectureRunner.first_bug_found_time
+        delattr(ConjectureRunner, time_of_failure)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The shrinker: reduces a failing call trace to a minimal reproducer, and the replay of recorded requests that it uses.
 
 It removes calls, uses fewer sequences, then removes rows and tokens, then replaces numbers by small integers, as long as the
-clause still breaks. It stops after SHRINK_SECONDS, because a replay at production sizes takes about a second.
+clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the same calls as an idle one.
+If the implementation is slow, it stops after SHRINK_SECONDS.
 """
 
 import time
@@ -29,7 +30,9 @@ from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.traces.checked_session import CheckedSession
 from kvref_conformance.traces.portability import require_within_limits
 
-SHRINK_SECONDS = 30.0  # time limit per call trace
+MAX_SHRINK_CALLS = 6_000  # replayed calls per call trace: about 15 s on an idle machine
+NUMBERS_PER_CALL = 20_000  # as many numbers in arrays take about as long as a call, and count as one
+SHRINK_SECONDS = 60.0  # time limit per call trace, for implementations that need more than 10 ms per call
 SMALL_COUNT = 16  # up to this number of tokens, each number is tried; above, powers of two and their neighbors
 MAX_TRIED_ROWS = 4096  # requests with more numbers than this are not simplified: their values are not readable anyway
 
@@ -114,18 +117,20 @@ def shrink_trace(
     shrinking preserves the model's clause.
     """
     best: tuple[list[Exchange], ClauseViolation] | None = None
-    until = time.monotonic() + SHRINK_SECONDS
+    until, calls_left = time.monotonic() + SHRINK_SECONDS, float(MAX_SHRINK_CALLS)
     if any(isinstance(value, ArraySummary) for exchange in call_trace for value in exchange.request.args.values()):
         return None
 
     def attempt(requests: list[CallRequest]) -> bool:
-        nonlocal best
-        if time.monotonic() > until:
+        nonlocal best, calls_left
+        if calls_left <= 0 or time.monotonic() > until:
             return False
+        calls_left -= len(requests)
         try:
             held, violation, *_ = holding(requests)
         except UnknownObject:
             return False
+        calls_left -= _count_numbers(held) / NUMBERS_PER_CALL
         if violation is None:
             return False
         in_the_same_reply = best is None and len(held) == len(call_trace)
@@ -163,6 +168,14 @@ def shrink_trace(
             simplified(index, ways(requests[index]))
     attempt(requests)
     return best
+
+
+def _count_numbers(call_trace: list[Exchange]) -> int:
+    """The number of array elements in the arguments and results of the calls."""
+    replies = [exchange.reply.ok for exchange in call_trace if exchange.reply]
+    results = [part for ok in replies for part in (ok if isinstance(ok, tuple) else (ok,))]
+    arguments = [value for exchange in call_trace for value in exchange.request.args.values()]
+    return sum(each.size for each in (*arguments, *results) if isinstance(each, np.ndarray))
 
 
 def _requests_of(best: tuple[list[Exchange], ClauseViolation] | None) -> list[CallRequest]:
