@@ -49,9 +49,9 @@ class SoakState:
     shared: int = 0
     committed: int = 0
 
-    def found_at(self, prefix: int) -> list[int]:
-        """The lengths at which `begin` must find a checkpoint of this sequence for a request with a prefix."""
-        most = min(self.shared, self.committed) if self.content.runs[0].stream == prefix else 0
+    def found_at(self, content: SequenceContent) -> list[int]:
+        """The lengths at which `begin` must find a checkpoint of this sequence for a request with this content."""
+        most = min(self.shared, self.committed) if self.content.runs[0].stream == content.runs[0].stream else 0
         return [length for length in self.checkpoints if length <= most]
 
 
@@ -89,25 +89,23 @@ class SoakRecurrentCache:
         found: list[int] = (streams * APART + places).tolist()
         return found
 
-    def begin(self, number: int, count: int, prefix: int, shared: int) -> None:
-        """Begins a request of `count` tokens, and checks its hit."""
-        content, stream = SequenceContent.after_prefix(number, PREFIXES + prefix, shared), PREFIXES + prefix
+    def begin(self, number: int, count: int, content: SequenceContent, shared: int) -> None:
+        """Begins a request of `count` tokens, of which the first `shared` ones are a prefix, and checks its hit."""
         most = min(shared, count - 1) // self.interval * self.interval
-        least = max((each for other in self.live.values() for each in other.found_at(stream) if each <= most), default=0)
-        tokens, found = self.token_ids(content, count), None
+        owners = [(each, other) for other in self.live.values() for each in other.found_at(content) if each <= most]
+        least, tokens, found = max((each for each, _ in owners), default=0), self.token_ids(content, count), None
         with suppress(NotOffered):
             found = self.cache.match(tokens)
         one = self._add(number, self.cache.begin(tokens), content)
-        one.length, one.shared = int(self.cache.length(one.id)), shared
-        one.committed = one.length
+        one.length = one.committed = int(self.cache.length(one.id))
+        one.shared = shared
         right = least <= one.length <= most and one.length % self.interval == 0
         says = f"a multiple of {self.interval}, at least {least} and at most {most}"
         assert_true(right, f"the hit of sequence {number}", says, one.length)
         if found is not None:
             assert_equal(one.length, found, f"the hit of sequence {number}, which match returned just before")
         if one.length:
-            owners = (each for each in self.live.values() if each is not one and one.length in each.found_at(stream))
-            owner = next(owners, None)
+            owner = next((other for each, other in owners if each == one.length), None)
             one.checkpoints[one.length] = owner.checkpoints[one.length] if owner else self._new_checkpoint()
 
     def _new_checkpoint(self) -> int:
@@ -156,13 +154,20 @@ class SoakRecurrentCache:
 
     def keep(self, number: int) -> None:
         """Takes a checkpoint of a sequence and commits its tokens."""
+        self.checkpoint(number)
+        with suppress(NotOffered):
+            self.commit(number)
+
+    def checkpoint(self, number: int) -> None:
         one = self.live[number]
         self.cache.checkpoint(one.id)
         if one.length and one.length not in one.checkpoints:
             one.checkpoints[one.length] = self._new_checkpoint()
-        with suppress(NotOffered):
-            self.cache.commit(one.id, self.token_ids(one.content, one.length))
-            one.committed = one.length
+
+    def commit(self, number: int) -> None:
+        one = self.live[number]
+        self.cache.commit(one.id, self.token_ids(one.content, one.length))
+        one.committed = one.length
 
     def truncate(self, number: int, length: int) -> None:
         """Truncates to 0, to a checkpoint or to a draft. Tokens that are appended later differ from those that are removed."""
@@ -294,10 +299,11 @@ class RecurrentSoakDriver:
 
     def _admit(self, event: WorkloadEvent) -> None:
         states, number = self.states, event.numbers[0]
+        content = SequenceContent.after_prefix(number, PREFIXES + event.prefix, event.shared)
         try:
-            states.begin(number, event.tokens, event.prefix, event.shared)
+            states.begin(number, event.tokens, content, event.shared)
         except NotOffered:
-            states.create(number, SequenceContent.after_prefix(number, PREFIXES + event.prefix, event.shared))
+            states.create(number, content)
         while (length := self.tokens(number)) < event.tokens:
             inside = length < event.shared  # checkpoints of a prefix, then of the prompt
             stop = length // states.interval * states.interval + states.interval if inside else event.tokens
@@ -349,7 +355,7 @@ class RecurrentSoakDriver:
 
 
 def server(subject: Subject, heads: int, dim: int) -> RecurrentSoakDriver:
-    """Returns a server with 48 states in 2 layers, 170 megabytes of float32. The workload fills it."""
+    """Returns a server with 48 states in 2 layers, 150 megabytes of float32. The workload fills it."""
     sizes = {"num_heads": heads, "channels": dim, "key_dim": dim, "value_dim": dim, "num_inputs": 3}
-    more = {"num_blocks": 48, "num_layers": 2, "max_drafts": 2, "interval": 16, "delta_rule": 1}
+    more = {"num_blocks": 48, "num_layers": 2, "max_drafts": 2, "interval": 16, "delta_rule": 0}
     return RecurrentSoakDriver(SoakRecurrentCache(subject, **sizes, **more))
