@@ -37,7 +37,7 @@ class Tables(BlockTables):
 
 class Wraps(OnBackend):
     name = "wraps"
-    contiguous = quantized = tiered = pooled = None
+    contiguous = quantized = tiered = pooled = recurrent = None
     def __init__(self):
         super().__init__(kvref.backend("numpy"))
     def paged(self, **config):

@@ -1,8 +1,8 @@
-"""A recurrent cache that serves sequences of computed content. Their states and the number of free blocks are known independently.
+"""A recurrent cache that serves sequences of computed content. States and the number of free blocks are known independently.
 
-The key of the token at position t has a single 1, at place t % key_dim, and all gates are 1. Values are integers that are computed
-from stream and position: row r of a matrix is the value of the last token t with t % key_dim == r. SSD adds, so that the value
-that is appended is less the value of the token whose row it replaces.
+The key of the token at position t has a single 1, at place t % key_dim, and all gates are 1. A value is an integer that is
+computed from stream and position: row r of a matrix is the value of the last token t with t % key_dim == r. SSD adds, so that
+the value that is appended is less the value of the token whose row it replaces.
 """
 
 from collections.abc import Iterable, Sequence
