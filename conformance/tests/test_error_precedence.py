@@ -150,7 +150,7 @@ RECURRENT = [
     ("commit", (7, [-1]), {SEQ, POS, "TokenOutOfRange"}),
     ("fork", (7,), {SEQ, OUT}),  # no block is free
     ("checkpoint", (7,), {SEQ, OUT}),
-    ("begin", ([-1],), {OUT, "TokenOutOfRange"}),
+    ("begin", ([-1], ""), {OUT, "TokenOutOfRange"}),
 ]
 STORE = np.zeros((4, 2), np.float32)
 KERNELS = [("scatter", (STORE, np.array([4]), STORE[:2]), {SHAPE, "SlotOutOfRange"})]

@@ -234,7 +234,7 @@ class SoakRecurrentCache:
             query = np.ones((1, config["num_heads"], config["key_dim"]), np.float32)
             sums = matrix.sum(axis=1)[None]
             assert_same(self.cache.apply(one.id, layer, query), sums, f"read-out of ones {what}")
-        return min(one.length, max(config["key_dim"], config["num_inputs"])) * len(self.layers)
+        return int(min(one.length, max(config["key_dim"], config["num_inputs"]))) * len(self.layers)
 
     def expected(self, one: SoakState, layer: int) -> tuple[NDArray, NDArray]:
         """The inputs and the matrices of a layer."""
