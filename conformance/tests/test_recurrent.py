@@ -100,7 +100,7 @@ def test_a_truncation_that_is_refused_names_the_length():
 
 
 def test_the_model_evicts_a_checkpoint_for_a_sequence_that_begins_with_another_one():
-    fixture = RecurrentFixture(Subject(OnBackend(ReferenceBackend()), np.random.default_rng(0)), num_blocks=3)
+    fixture = RecurrentFixture(Subject(OnBackend(ReferenceBackend()), np.random.default_rng(0), family="recurrent"), num_blocks=3)
     fixture.cache.drop(serve(fixture, prompt(fixture, 2)))
     fixture.cache.create()  # the last block without a checkpoint
     fixture.cache.begin([*prompt(fixture, 2), LAST])
