@@ -227,6 +227,60 @@ class Grouped(Picky, kvref.GroupedCache):
         return super().read(sequence, layer, positions)
 
 
+class Recurrent(Picky, kvref.RecurrentCache):
+    def of_sequences(self, *sequences: int) -> Wrong:
+        return [errors.SequenceNotFound for sequence in sequences if sequence not in self._sequences]
+
+    def of_tokens(self, first: tuple[int | None, ...], arrays: tuple[Any, ...]) -> Wrong:
+        """The errors of inputs, keys, values and gates, independently of each other, and of their numbers of tokens."""
+        config, heads = self.config, self.config.num_heads
+        widths, at, wrong = (config.channels, config.key_dim, config.value_dim, 2), first.index(None), list[type[Exception]]()
+        for array, width in zip(arrays, widths, strict=True):
+            wrong += of_arrays((*first, heads, width), array)
+        counts = {array.shape[at] for array in arrays if array.ndim == len(first) + 2}
+        return wrong + when(len(counts) > 1, errors.ShapeMismatch)
+
+    def append(self, sequence: int, inputs: Any, keys: Any, values: Any, gates: Any) -> None:
+        arrays = inputs, keys, values, gates
+        self.refuse(self.of_tokens((self.config.num_layers, None), arrays), self.of_sequences(sequence))
+        super().append(sequence, *arrays)
+
+    def append_batch(self, sequences: Any, counts: Any, inputs: Any, keys: Any, values: Any, gates: Any) -> None:
+        arrays, shape = (inputs, keys, values, gates), (self.config.num_layers, len(sequences), None)
+        width = max((array.shape[2] for array in arrays if array.ndim == 5), default=0)
+        outside = [errors.PositionOutOfRange for count in counts if not 0 <= count <= width]
+        wrong = self.of_tokens(shape, arrays) + when(len(counts) != len(sequences), errors.ShapeMismatch)
+        if not wrong + outside + self.of_sequences(*sequences):
+            return super().append_batch(sequences, counts, *arrays)
+        self.refuse(outside, wrong, self.of_sequences(*sequences))
+        return None
+
+    def of_place(self, sequence: int, layer: int) -> Wrong:
+        there = 0 <= layer < self.config.num_layers
+        return when(not there, errors.LayerOutOfRange) + self.of_sequences(sequence)
+
+    def read_matrix(self, sequence: int, layer: int) -> Any:
+        self.refuse(self.of_place(sequence, layer))
+        return super().read_matrix(sequence, layer)
+
+    def apply(self, sequence: int, layer: int, query: Any) -> Any:
+        fits = query.ndim == 3 and query.shape[1:] == (self.config.num_heads, self.config.key_dim)
+        self.refuse(when(not fits, errors.ShapeMismatch), self.of_place(sequence, layer))
+        return super().apply(sequence, layer, query)
+
+    def commit(self, sequence: int, tokens: Any) -> None:
+        known, found = sequence in self._sequences, self._sequences.get(sequence)
+        committed = [] if found is None else found.committed.tokens
+        too_many = found is not None and len(tokens) > found.length
+        differs = any(a != b for a, b in zip(tokens, committed, strict=False))
+        self.refuse(
+            when(differs, errors.TokenMismatch), when(too_many, errors.PositionOutOfRange),
+            when(any(not 0 <= token < 2**63 for token in tokens), errors.TokenOutOfRange),
+            when(not known, errors.SequenceNotFound),
+        )  # fmt: skip
+        super().commit(sequence, tokens)
+
+
 class Sharded(Picky, kvref.ShardedCache):
     def lost(self) -> Wrong:
         return when(None in self._ranks, errors.RankLost)
@@ -285,6 +339,9 @@ class Implementation(OnBackend):
 
     def sharded(self, **config: Any) -> Any:
         return self._made(Sharded(kvref.ShardedConfig(**config)))
+
+    def recurrent(self, **config: Any) -> Any:
+        return self._made(Recurrent(kvref.RecurrentConfig(**config)))
 
     def pooled(self, pool: Any = None, **config: Any) -> Any:
         return self._made(Pooled(kvref.PooledConfig(**config), pool, self.backend))

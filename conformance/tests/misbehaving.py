@@ -24,7 +24,8 @@ class Well(OnBackend):
     def __init__(self):
         super().__init__(kvref.reference)
         self.name = type(self).__name__.lower()
-        for family in ("elements", "rows", "kernels", "attention", "contiguous", "quantized", "tiered", "buffers", "pooled"):
+        others = "elements", "rows", "kernels", "attention", "contiguous", "quantized", "tiered", "buffers", "pooled", "recurrent"
+        for family in others:
             setattr(self, family, None)
 
     def __getattribute__(self, name):

@@ -13,7 +13,9 @@ from kvref_conformance.oracle.model_runner import ModelRunner
 from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
-FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded")
+FAMILIES = (
+    "contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded", "recurrent",
+)  # fmt: skip
 PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 
@@ -130,6 +132,26 @@ GROUPED = [
     ("attend", (7, 2, WIDE, 1.0), {SEQ, LAY, SHAPE}),
     ("commit", (7, [-1]), {SEQ, POS, "TokenOutOfRange"}),
 ]
+# States: 2 layers, 1 head, 2 inputs of 2 channels, matrices of 2 x 2; sequence 0 has 1 token, which is committed.
+TOKEN, GATES = np.ones((2, 1, 1, 2), np.float32), np.ones((2, 1, 1, 2), np.float32)
+TOKENS = (TOKEN, TOKEN, TOKEN, GATES)
+BATCH = tuple(each[:, None] for each in TOKENS)
+RECURRENT = [
+    ("append", (7, *TOKENS[:3], GATES[..., :1]), {SEQ, SHAPE}),
+    ("append", (7, TOKEN * np.inf, TOKEN.astype(np.float64), TOKEN, GATES), {SEQ, DTYPE, FINITE}),
+    ("append", (0, TOKEN, TOKEN[:1], TOKEN * np.nan, GATES), {SHAPE, FINITE}),
+    ("append_batch", ([0, 7], [1, 2], *BATCH), {SEQ, SHAPE, POS}),
+    ("append_batch", ([7], [-1], *BATCH[:3], BATCH[3].astype(np.float64)), {SEQ, POS, DTYPE}),
+    ("read_matrix", (7, 2), {SEQ, LAY}),
+    ("apply", (7, -1, WIDE), {SEQ, LAY, SHAPE}),
+    ("truncate", (7, -1), {SEQ, POS}),
+    ("truncate", (7, 1), {SEQ}),  # 1 may be the sequence's length
+    ("commit", (0, [5, -1]), {POS, "TokenOutOfRange", "TokenMismatch"}),
+    ("commit", (7, [-1]), {SEQ, POS, "TokenOutOfRange"}),
+    ("fork", (7,), {SEQ, OUT}),  # no block is free
+    ("checkpoint", (7,), {SEQ, OUT}),
+    ("begin", ([-1], ""), {OUT, "TokenOutOfRange"}),
+]
 STORE = np.zeros((4, 2), np.float32)
 KERNELS = [("scatter", (STORE, np.array([4]), STORE[:2]), {SHAPE, "SlotOutOfRange"})]
 
@@ -154,6 +176,10 @@ NEW = {
         "num_blocks": 8, "block_size": 2, "num_layers": 2, "num_groups": 2, "window": 2, "num_kv_heads": 1, "head_dim": 2,
         "dtype": "float32",
     },
+    "recurrent": {
+        "num_blocks": 1, "num_layers": 2, "num_heads": 1, "channels": 2, "num_inputs": 2, "key_dim": 2, "value_dim": 2,
+        "delta_rule": 0, "max_drafts": 0, "interval": 1, "dtype": "float32", "matrix_dtype": "float32",
+    },
     "kernels": {},
 }  # fmt: skip
 BEFORE = {
@@ -163,10 +189,12 @@ BEFORE = {
     "latent": [("append", (ROW[0], ROW[0, :, :1]), None)],
     "channels": [("append", (KEY, KEY), None)],
     "grouped": [("create", (), 0), ("step", (0, *[np.ones((2, 3, 1, 2), np.float32)] * 2), None)],
+    "recurrent": [("create", (), 0), ("append", (0, *TOKENS), None), ("commit", (0, [4]), None)],
 }
 CALLS = {
     "paged": PAGED, "quantized": QUANTIZED, "contiguous": CONTIGUOUS, "tiered": TIERED, "pooled": POOLED, "windowed": WINDOWED,
     "latent": LATENT, "channels": CHANNELS, "grouped": GROUPED, "kernels": KERNELS,
+    "recurrent": RECURRENT,
 }  # fmt: skip
 
 

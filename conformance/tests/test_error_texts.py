@@ -72,6 +72,19 @@ def channels(count=64, **sizes):
     return cache
 
 
+def recurrent(count=5, **sizes):
+    """A sequence of three tokens and a checkpoint, then two more tokens in another call, all of which are committed."""
+    sizes = {"num_blocks": 2, "channels": 1, "num_inputs": 1, "key_dim": 1, "value_dim": 1, "interval": 3} | sizes
+    cache = kvref.RecurrentCache(kvref.RecurrentConfig(num_layers=1, num_heads=1, **sizes))
+    cache.create()
+    for tokens in (3, count - 3):
+        cache.append(0, *(np.ones((1, tokens, 1, width), np.float32) for width in (1, 1, 1, 2)))
+        if tokens == 3:
+            cache.checkpoint(0)
+    cache.commit(0, range(count))
+    return cache
+
+
 def shared():
     """Two sequences of one token each that share a block, and one free block too few to write to it and continue."""
     cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=2, block_size=2, num_layers=1, num_kv_heads=1, head_dim=2))
@@ -194,6 +207,42 @@ WORDS = [
         lambda: kvref.ShardedConfig(4, 1, 2, 2, head_ranks=6),
         errors.ConfigError,
         "head_ranks: expected a divisor or a multiple of 4, got 6",
+    ),
+    (
+        lambda: recurrent().truncate(0, 4),
+        errors.NotTruncatable,
+        "cannot truncate to 4: there is no checkpoint of this length, and no draft ended there",
+    ),
+    (lambda: recurrent().truncate(0, 6), errors.PositionOutOfRange, f"length: {NUMBER} [0, 6), got 6"),
+    (lambda: recurrent().fork(0), errors.OutOfBlocks, "out of blocks: 1 needed, 0 of 2 free"),
+    (lambda: recurrent().begin([0]), errors.OutOfBlocks, "out of blocks: 1 needed, 0 free"),
+    (lambda: recurrent().reset(), errors.InUse, "cannot reset: live sequences: 1"),
+    (lambda: recurrent().read_matrix(0, 1), errors.LayerOutOfRange, f"layer: {NUMBER} [0, 1), got 1"),
+    (
+        lambda: recurrent().append(0, *(np.ones((1, 1, 1, width), np.float32) for width in (1, 2, 1, 2))),
+        errors.ShapeMismatch,
+        "keys: expected shape [1, 1, 1, 1], got [1, 1, 1, 2]",
+    ),
+    (
+        lambda: recurrent().append_batch([0], [2], *(np.ones((1, 1, 1, 1, width), np.float32) for width in (1, 1, 1, 2))),
+        errors.PositionOutOfRange,
+        f"count: {NUMBER} [0, 2), got 2",
+    ),
+    (
+        lambda: recurrent().append(0, *(np.full((1, 1, 1, width), np.nan, np.float32) for width in (1, 1, 1, 2))),
+        errors.NonFinite,
+        "tokens: expected finite values, got a NaN or an infinity",
+    ),
+    (lambda: recurrent().commit(0, range(6)), errors.PositionOutOfRange, f"len(tokens): {NUMBER} [0, 6), got 6"),
+    (
+        lambda: recurrent().commit(0, [1]),
+        errors.TokenMismatch,
+        "token at position 0: 1 differs from the committed token 0",
+    ),
+    (
+        lambda: recurrent(matrix_dtype="int8"),
+        errors.ConfigError,
+        "matrix_dtype: expected one of float32, float16, bfloat16, got 'int8'",
     ),
     (lambda: channels(65), errors.CapacityExceeded, "cache full: 65 tokens needed, max_tokens is 64"),
     (lambda: channels(residual=40), errors.ConfigError, "residual: expected a multiple of 32, got 40"),

@@ -78,6 +78,15 @@ def sharded(backend):
     return [*cache.read(), *cache.read_rank(3), cache.attend(filled((1, 2, 4)), 1.0)]
 
 
+def recurrent(backend):
+    cache = kvref.RecurrentCache(kvref.RecurrentConfig(4, 1, 2, 4, 2, 4, 4, max_drafts=2), backend)
+    sequence = cache.create()
+    tokens = [filled((1, 3, 2, width)) for width in (4, 4, 4)]
+    cache.append(sequence, *tokens, filled((1, 3, 2, 2)) / 4)
+    cache.append_batch([sequence], [1], *(each[:, None] for each in tokens), filled((1, 1, 3, 2, 2)) / 4)
+    return [cache.read_inputs(sequence, 0), cache.read_matrix(sequence, 0), cache.apply(sequence, 0, filled((1, 2, 4)))]
+
+
 def buffer(backend):
     held = kvref.BufferPool(backend=backend).acquire(64)
     held.extend(filled((3,)))
@@ -87,7 +96,7 @@ def buffer(backend):
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(
     "reads",
-    [contiguous, paged, quantized, tiered, pooled, windowed, grouped, latent, channels, sharded, buffer],
+    [contiguous, paged, quantized, tiered, pooled, windowed, grouped, latent, channels, sharded, recurrent, buffer],
     ids=lambda reads: reads.__name__,
 )
 def test_what_is_read_belongs_to_no_graph(name, reads):

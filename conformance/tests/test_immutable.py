@@ -63,6 +63,7 @@ KEPT = [
     ("paged", "kvref.token_store.SlotStore.put", "self._stored = Quantized(", "Quantized("),
     ("quantized", "kvref.token_store.SlotStore.put", "self._stored = Quantized(", "Quantized("),
     ("tiered", "kvref.token_store.SlotStore.put", "self._stored = Quantized(", "Quantized("),
+    ("recurrent", "kvref.token_store.SlotStore.put", "self._stored = Quantized(", "Quantized("),
     ("kernels", "kvref.backend.ReferenceBackend.scatter", "store = at(store)", "at(store)"),
     ("attention", "kvref.backend.ReferenceBackend.attend", "out = at(out)", "at(out)"),
 ]

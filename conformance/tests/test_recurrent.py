@@ -9,7 +9,10 @@ import kvref
 from kvref.backend import ReferenceBackend
 from kvref.errors import NotTruncatable
 from kvref.recurrences import chunk_matrix, keep_inputs, short_convolution, step_matrix
+from kvref_conformance.calls.subject import Subject
 from kvref_conformance.families import all_families
+from kvref_conformance.families.recurrent.checks_checkpoints import LAST, match, prompt, serve
+from kvref_conformance.families.recurrent.fixture import RecurrentFixture
 from kvref_conformance.families.recurrent.recurrence import make_tokens, product_and_bound, states_after, zero_state
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks
@@ -94,6 +97,15 @@ def test_a_truncation_that_is_refused_names_the_length():
     cache.append(sequence, *(np.ones((1, 3, 1, width), np.float32) for width in (1, 1, 1, 2)))
     with pytest.raises(NotTruncatable, match="cannot truncate to 2: there is no checkpoint of this length"):
         cache.truncate(sequence, 2)
+
+
+def test_the_model_evicts_a_checkpoint_for_a_sequence_that_begins_with_another_one():
+    fixture = RecurrentFixture(Subject(OnBackend(ReferenceBackend()), np.random.default_rng(0), family="recurrent"), num_blocks=3)
+    fixture.cache.drop(serve(fixture, prompt(fixture, 2)))
+    fixture.cache.create()  # the last block without a checkpoint
+    fixture.cache.begin([*prompt(fixture, 2), LAST])
+    assert match(fixture, prompt(fixture, 1)) == 0  # judged by the model
+    assert match(fixture, prompt(fixture, 2)) == 6
 
 
 @pytest.mark.torch

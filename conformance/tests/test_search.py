@@ -23,7 +23,7 @@ from kvref_conformance.implementations.backends import OnBackend
 class Cache(OnBackend):
     name = "mends"
     tiered = pooled = prefix = grouped = windowed = latent = channels = quantized = rows = elements = attention = None
-    contiguous = engine = hosted = offload = blocks = buffers = kernels = sharded = None
+    contiguous = recurrent = engine = hosted = offload = blocks = buffers = kernels = sharded = None
     def __init__(self):
         super().__init__(kvref.backend("numpy"))
     def paged(self, **config):

@@ -37,7 +37,7 @@ class Tables(BlockTables):
 
 class Wraps(OnBackend):
     name = "wraps"
-    contiguous = quantized = tiered = pooled = None
+    contiguous = quantized = tiered = pooled = recurrent = None
     def __init__(self):
         super().__init__(kvref.backend("numpy"))
     def paged(self, **config):
@@ -102,6 +102,42 @@ def test_a_soak_of_a_paged_cache_calls_every_operation():
         assert soaked.failure is None and soaked.figures.refused
         provided = {op.partition(".")[2] for op in probe_operations(judge, [family])[family].operations}
         assert provided <= set(soaked.figures.operations)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A judge of recurrent caches, and soaks with the sizes in which a failure is shortened."""
+    monkeypatch.setattr(cache_soak, "FULL_SIZES", cache_soak.SMALL_SIZES)
+    monkeypatch.setattr(cache_soak, "SHRINK_SECONDS", 0)
+    return CheckRunner(OnBackend(backend("numpy")))
+
+
+def test_a_soak_of_a_recurrent_cache_calls_every_operation(small):
+    soaked = run_soak(small, "recurrent", 0, 60.0, 120)
+    assert soaked.failure is None
+    provided = {op.partition(".")[2] for op in probe_operations(small, ["recurrent"])["recurrent"].operations}
+    assert provided <= set(soaked.figures.operations)
+
+
+STATES = "kvref.recurrent.RecurrentCache."
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        (STATES + "truncate", "self._copy(source,", "self._copy(self._slots(state.block),"),
+        (STATES + "begin", "if hit else None", "if not hit else None"),
+        (STATES + "fork", "self._slots(parent.block)", "None"),
+        (STATES + "append_batch", "zip(states, rows", "zip(states[::-1], rows"),
+        (STATES + "receive", "saved_file.read_into(self._spans(spare)", "saved_file.read_into(self._spans(spare)[:0]"),
+        (STATES + "_release", "self.pool.free(state.checkpoints.pop(length))", "state.checkpoints.pop(length)"),
+    ],
+    ids=lambda plant: plant[0].rpartition(".")[2],
+)
+def test_a_short_soak_of_a_recurrent_cache_finds_a_bug_in(plant, small, monkeypatch):
+    in_source(monkeypatch, *plant)
+    soaked = run_soak(small, "recurrent", 0, 60.0, 120)
+    assert soaked.failure is not None and soaked.failure.violation is not None
 
 
 # Bugs that a soak of seconds has to find: in fork, truncate, release, drop, save, and in calls without room.

@@ -62,6 +62,7 @@ def test_they_hold_for_other_backends(name):
         ("tiered-evicts-one-a-call", "TIER-05"), ("buffers-released-twice", "BUF-05"),
         ("pooled-clear-keeps-its-buffers", "POOL-05"), ("fp8-rounds-twice", "FMT-FP8-02"),
         ("attention-one-kv-head", "ATTN-04"), ("kernels-write-padding", "KERN-01"), ("int8-reciprocal", "FMT-INT8-02"),
+        ("recurrent-accepted-drafts-are-lost", "RECUR-09"),
     ],
 )  # fmt: skip
 def test_a_bug_does_not_get_past_them(member, clause):

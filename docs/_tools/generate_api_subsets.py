@@ -23,6 +23,10 @@ SUBSETS = {
     "windowed": ("append attend length", "step read length"),
     "grouped": ("create drop step read length",),
     "latent": ("append attend read length",),
+    "recurrent": (
+        "create drop append length read_inputs read_matrix",
+        "create drop append length read_inputs read_matrix truncate checkpoint fork num_free_blocks",
+    ),
     "sharded": ("append read attend length", "append read_rank heads positions"),
 }
 MAX_GAINS = 3  # the number of further operations shown, those with the largest gain

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bugs.plant import real
+from bugs.plant import in_source, real
 from kvref.backend import ReferenceBackend
 from kvref.block_pool import BlockPool
 from kvref.block_tables import BlockTables
@@ -11,6 +11,7 @@ from kvref.contiguous import ContiguousCache
 from kvref.paged import PagedCache
 from kvref.pooled import PooledCache
 from kvref.quantized import QuantizedCache
+from kvref.recurrent import RecurrentCache
 from kvref.tier_queue import Tier, TierSegment
 from kvref.tiered import TieredCache
 from kvref_conformance.implementations.backends import Attention
@@ -169,6 +170,59 @@ def the_thirtieth_block_is_read_before_the_others(patch):
             self._blocks = kept
 
     patch.setattr(PooledCache, "read", turned)
+
+
+@real("recurrent")
+def the_state_of_block_256_is_that_of_block_0(patch):
+    slots = RecurrentCache._slots
+    patch.setattr(RecurrentCache, "_slots", lambda self, block, *index: slots(self, block % 256, *index))
+
+
+@real("recurrent")
+def an_append_writes_its_first_256_tokens_to_the_matrix(patch):
+    in_source(patch, "kvref.recurrent.RecurrentCache._update", "range(0, count, CHUNK)", "range(0, min(count, 256), CHUNK)")
+
+
+@real("recurrent")
+def the_hundredth_draft_is_not_rejected(patch):
+    truncate = RecurrentCache.truncate
+
+    def tired(self, sequence, length):
+        draft = 0 < length < self._sequence(sequence).length
+        self.rejected = getattr(self, "rejected", 0) + draft
+        if not (draft and self.rejected == 100):
+            truncate(self, sequence, length)
+
+    patch.setattr(RecurrentCache, "truncate", tired)
+
+
+@real("recurrent")
+def the_hundredth_checkpoint_of_a_sequence_is_not_found(patch):
+    checkpoint = RecurrentCache.checkpoint
+
+    def forgets(self, sequence):
+        checkpoint(self, sequence)
+        kept = self._sequence(sequence).checkpoints
+        if len(kept) == 100:
+            self.pool.free(kept.pop(max(kept)))
+
+    patch.setattr(RecurrentCache, "checkpoint", forgets)
+
+
+@real("recurrent")
+def the_hundredth_sequence_starts_from_the_state_before(patch):
+    create = RecurrentCache.create
+
+    def keeps(self):
+        if self._next_sequence != 100:
+            return create(self)
+        copy, self._copy = self._copy, lambda sources, targets: None
+        try:
+            return create(self)
+        finally:
+            self._copy = copy
+
+    patch.setattr(RecurrentCache, "create", keeps)
 
 
 @real("buffers")

@@ -34,7 +34,7 @@ def match(fixture: RecurrentFixture, tokens: list[int], salt: str = "") -> int:
 
 @check("RECUR-10ab", "recurrent")
 def checkpoint_keeps_its_state(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     sequence = fixture.filled(2)
     before = fixture.state(sequence)
     for _ in range(2):
@@ -49,7 +49,7 @@ def checkpoint_keeps_its_state(subject: Subject) -> None:
 
 @check("RECUR-10a", "recurrent")
 def checkpoint_of_the_same_length_allocates_nothing(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject, num_blocks=2)
+    fixture = RecurrentFixture(subject, num_heads=1, num_blocks=2)
     sequence, free = fixture.filled(0), fixture.config["num_blocks"] - 1
     fixture.cache.checkpoint(sequence)
     assert_equal(int(fixture.cache.num_free_blocks), free, "free blocks after a checkpoint of an empty sequence")
@@ -61,7 +61,7 @@ def checkpoint_of_the_same_length_allocates_nothing(subject: Subject) -> None:
 
 @check("RECUR-10b", "recurrent")
 def checkpoints_of_several_lengths_are_kept(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     sequence, states = fixture.cache.create(), {}
     for length in (1, 2, 4):
         fixture.append(sequence, length - int(fixture.cache.length(sequence)))
@@ -76,7 +76,7 @@ def checkpoints_of_several_lengths_are_kept(subject: Subject) -> None:
 @check("RECUR-10bc", "recurrent")
 def checkpoints_of_a_fork_outlive_its_parent(subject: Subject) -> None:
     subject.require_size(sequences=2)
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     parent = fixture.filled(2)
     fixture.cache.checkpoint(parent)
     before = fixture.state(parent)
@@ -94,7 +94,7 @@ def checkpoints_of_a_fork_outlive_its_parent(subject: Subject) -> None:
 
 @check("RECUR-11ab", "recurrent")
 def begin_returns_the_state_of_the_longest_checkpoint(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     tokens, size = prompt(fixture, 3), fixture.config["interval"]
     first = serve(fixture, tokens)
     for length in range(len(tokens) + 1):
@@ -113,7 +113,7 @@ def begin_returns_the_state_of_the_longest_checkpoint(subject: Subject) -> None:
 
 @check("RECUR-11ab", "recurrent")
 def match_needs_no_checkpoint_at_shorter_boundaries(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     tokens = prompt(fixture, 4)
     fixture.cache.drop(serve(fixture, tokens, every=2))
     half = len(tokens) // 2
@@ -123,7 +123,7 @@ def match_needs_no_checkpoint_at_shorter_boundaries(subject: Subject) -> None:
 
 @check("RECUR-11b", "recurrent")
 def begin_without_a_hit_starts_from_the_zero_state(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     serve(fixture, prompt(fixture, 1))
     for tokens in ([], [LAST], prompt(fixture, 2, first=1)):
         sequence = fixture.cache.begin(tokens)
@@ -138,7 +138,7 @@ def begin_without_a_hit_starts_from_the_zero_state(subject: Subject) -> None:
 @check("RECUR-11c", "recurrent")
 def match_never_exceeds_the_boundary_of_a_state(subject: Subject) -> None:
     """All tokens are committed, and some boundaries have no checkpoint: their layers have tokens and no state."""
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     tokens, size = prompt(fixture, 3), fixture.config["interval"]
     sequence = fixture.cache.create()
     fixture.append(sequence, size)
@@ -153,7 +153,7 @@ def match_never_exceeds_the_boundary_of_a_state(subject: Subject) -> None:
 
 @check("RECUR-12a", "recurrent")
 def commit_adds_checkpoints_at_boundaries_alone(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     size = fixture.config["interval"]
     sequence, tokens = fixture.cache.create(), prompt(fixture, 3)
     for length in sorted({1, size, size + 1, 2 * size}):
@@ -174,7 +174,7 @@ def commit_adds_checkpoints_at_boundaries_alone(subject: Subject) -> None:
 
 @check("RECUR-12a", "recurrent")
 def match_does_not_find_a_checkpoint_between_boundaries(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     fixture.need(interval=2)
     tokens, sequence = prompt(fixture, 2), fixture.filled(1)
     fixture.cache.checkpoint(sequence)
@@ -187,7 +187,7 @@ def match_does_not_find_a_checkpoint_between_boundaries(subject: Subject) -> Non
 
 @check("RECUR-12b", "recurrent")
 def match_compares_the_salt_and_all_tokens(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     tokens = prompt(fixture, 2)
     serve(fixture, tokens, "a")
     for place in range(len(tokens)):
@@ -200,7 +200,7 @@ def match_compares_the_salt_and_all_tokens(subject: Subject) -> None:
 @check("RECUR-12b", "recurrent")
 def commit_uses_the_salt_of_the_sequence(subject: Subject) -> None:
     subject.require_size(sequences=2)
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     tokens = prompt(fixture, 2)
     parent = serve(fixture, tokens[: fixture.config["interval"]], "a")
     child = fixture.cache.fork(parent)
@@ -212,7 +212,7 @@ def commit_uses_the_salt_of_the_sequence(subject: Subject) -> None:
 
 @check("RECUR-12c", "recurrent")
 def commit_of_wrong_tokens_raises(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     sequence, tokens = fixture.filled(4), [3, 1, 4, 1]
     with raises("PositionOutOfRange"):
         fixture.cache.commit(sequence, [*tokens, 5])
@@ -228,7 +228,7 @@ def commit_of_wrong_tokens_raises(subject: Subject) -> None:
 @check("RECUR-13a", "recurrent")
 def blocks_are_counted_per_sequence_and_checkpoint(subject: Subject) -> None:
     subject.require_size(sequences=2)
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     free, tokens = fixture.config["num_blocks"], prompt(fixture, 1)
 
     def check_free(used: int, when: str) -> None:
@@ -256,7 +256,7 @@ def blocks_are_counted_per_sequence_and_checkpoint(subject: Subject) -> None:
 
 def full(subject: Subject) -> tuple[RecurrentFixture, int]:
     """A cache whose blocks are all in use, and one of its sequences. No checkpoint is at its length."""
-    fixture = RecurrentFixture(subject, num_blocks=3)
+    fixture = RecurrentFixture(subject, num_heads=1, num_blocks=3)
     sequence = fixture.cache.create()
     for _ in range(fixture.config["num_blocks"] - 1):
         fixture.append(sequence, 1)
@@ -295,7 +295,7 @@ def operations_work_while_blocks_suffice(subject: Subject) -> None:
 
 @check("RECUR-13bc", "recurrent")
 def begin_needs_a_block_besides_that_of_its_hit(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject, num_blocks=2)
+    fixture = RecurrentFixture(subject, num_heads=1, num_blocks=2)
     tokens = prompt(fixture, 1)
     fixture.cache.drop(serve(fixture, tokens))
     others = [fixture.cache.create() for _ in range(fixture.config["num_blocks"] - 1)]
@@ -310,7 +310,7 @@ def begin_needs_a_block_besides_that_of_its_hit(subject: Subject) -> None:
 
 @check("RECUR-14a", "recurrent")
 def checkpoints_of_live_sequences_are_kept(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject, num_blocks=4)
+    fixture = RecurrentFixture(subject, num_heads=1, num_blocks=4)
     fixture.need(num_blocks=4)
     tokens = prompt(fixture, 1)
     fixture.cache.drop(serve(fixture, tokens))
@@ -329,7 +329,7 @@ def checkpoints_of_live_sequences_are_kept(subject: Subject) -> None:
 
 @check("RECUR-14bc", "recurrent")
 def checkpoints_are_evicted_in_the_order_of_their_release(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject, num_blocks=5)
+    fixture = RecurrentFixture(subject, num_heads=1, num_blocks=5)
     fixture.need(num_blocks=5)
     prompts, others = [prompt(fixture, 1, first=number * 100) for number in range(3)], list[int]()
     for tokens in prompts:
@@ -348,7 +348,7 @@ def checkpoints_are_evicted_in_the_order_of_their_release(subject: Subject) -> N
 
 @check("RECUR-14c", "recurrent")
 def longer_checkpoints_of_one_sequence_are_evicted_first(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject, num_blocks=4)
+    fixture = RecurrentFixture(subject, num_heads=1, num_blocks=4)
     fixture.need(num_blocks=4)
     tokens, size = prompt(fixture, 3), fixture.config["interval"]
     fixture.cache.drop(serve(fixture, tokens))
@@ -364,7 +364,7 @@ def longer_checkpoints_of_one_sequence_are_evicted_first(subject: Subject) -> No
 
 @check("RECUR-14d", "recurrent")
 def reset_empties_the_index(subject: Subject) -> None:
-    fixture = RecurrentFixture(subject)
+    fixture = RecurrentFixture(subject, num_heads=1)
     tokens = prompt(fixture, 2)
     sequence = serve(fixture, tokens)
     with raises("InUse"):

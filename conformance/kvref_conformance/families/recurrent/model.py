@@ -115,9 +115,9 @@ class Recurrent(SerializableModel):
         none_left = len(wrong) == 1 and wrong[0][0] == "OutOfBlocks"
         return replace(refused, on_error=lambda: self.on_success("no blocks")(None)) if none_left else refused
 
-    def allocate(self) -> None:
-        """Evicts a cached checkpoint if no other block is free."""
-        if self.used() + len(self.evictable) == self.config["num_blocks"]:
+    def evict(self) -> None:
+        """Evicts a cached checkpoint if there are more states than blocks, after a sequence or a checkpoint was added."""
+        if self.used() + len(self.evictable) > self.config["num_blocks"]:
             self.unsure |= self.any_order and len(self.evictable) > 1
             for key in (evicted := self.evictable.pop(0)).keys:
                 self.index[key].remove(evicted)
@@ -174,10 +174,9 @@ class Recurrent(SerializableModel):
             return self.no_blocks(wrong)
 
         def change(new: int) -> None:
-            made = make()
-            self.allocate()
+            self.sequences[new] = make()
             self.ids.add(new)
-            self.sequences[new] = made
+            self.evict()
 
         used = set(self.ids)
         says = f"an id never used before, not among {sorted(used)}"
@@ -279,8 +278,8 @@ class Recurrent(SerializableModel):
 
         def change(ok: Any) -> None:
             if new:
-                self.allocate()
                 state.checkpoints[state.length] = Checkpoint(list(state.states))
+                self.evict()
 
         return Expectation("RECUR-10", self.on_success("checkpoint", change))
 

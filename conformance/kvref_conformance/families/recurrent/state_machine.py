@@ -94,19 +94,18 @@ class RecurrentStateMachine(FamilyStateMachine):
 
     def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
         self.edited = self.sequence(which)
-        at = {"sequence": self.edited}
         return {
-            "create": lambda number: self.continue_with(self.call("create", self.objects[0]) if self.room() else None),
+            "create": self.create_in_a_row,
             "drop": self.drop_in_a_row,
             "fork": self.fork_in_a_row,
             "append": lambda number: self.append_to(self.edited, number, "whole"),
             "append_batch": lambda number: self.batch([self.edited], [number // 2], "whole"),
             "checkpoint": lambda number: self.call("checkpoint", self.objects[0], sequence=self.edited),
-            "truncate": lambda number: self.truncate_to(self.edited, self.length(self.edited) - number),
+            "truncate": self.truncate_in_a_row,
             "begin": self.begin_in_a_row,
             "commit": lambda number: self.commit_what_is_there(self.edited),
             "reset": self.reset_in_a_row,
-            "load": lambda number: self.call("load", self.objects[0], data=self.saved, **at),
+            "load": self.load_in_a_row,
         }
 
     edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
@@ -118,19 +117,43 @@ class RecurrentStateMachine(FamilyStateMachine):
         """Makes the next edits on this sequence, if it was created."""
         self.edited = self.edited if sequence is None else sequence
 
+    def make_room(self) -> bool:
+        """Drops sequences until there is a free block for a new one. Returns whether one more sequence should be created."""
+        for each in [each for each in self.known.sequences if each != self.edited]:
+            if self.known.missing_blocks(1):
+                self.call("drop", self.objects[0], sequence=each)
+        return self.room() and self.going
+
+    def create_in_a_row(self, number: int) -> None:
+        if self.make_room():
+            self.continue_with(self.call("create", self.objects[0]))
+
     def drop_in_a_row(self, number: int) -> None:
         self.call("drop", self.objects[0], sequence=self.edited)
         self.continue_with(choose_one(self.known.sequences, number))
 
     def fork_in_a_row(self, number: int) -> None:
-        if self.room():
+        if self.make_room():
             child = self.call("fork", self.objects[0], sequence=self.edited)
             self.continue_with(child if number % 2 else None)
 
+    def truncate_in_a_row(self, number: int) -> None:
+        """Truncates to a length whose state can be restored, or to any length."""
+        found, length = self.known.sequences.get(self.edited, RecurrentSequence([()])), self.length(self.edited)
+        restorable = {0, length, *found.checkpoints, *found.drafts}
+        self.truncate_to(self.edited, max(0, length - 3) if number == 7 else choose_one(restorable, -number) or 0)
+
     def begin_in_a_row(self, number: int) -> None:
-        if self.room() and not self.known.unsure:
-            begun = self.call("begin", self.objects[0], tokens=prompt((0, 0, 3, 5)[number % 4], 2 + number))
-            self.continue_with(begun)
+        if self.make_room() and not self.known.unsure:
+            tokens = prompt((0, 0, 3, 5)[number % 4], 2 + number)
+            begun = self.call("begin", self.objects[0], tokens=tokens)
+            if begun is not None:
+                self.plans[begun] = tokens
+                self.continue_with(begun)
+
+    def load_in_a_row(self, number: int) -> None:
+        self.call("load", self.objects[0], sequence=self.edited, data=self.saved)
+        self.plans[self.edited] = []
 
     def reset_in_a_row(self, number: int) -> None:
         for sequence in list(self.known.sequences):
@@ -288,10 +311,10 @@ class RecurrentStateMachine(FamilyStateMachine):
     def commit(self, which: int, wrong: int) -> None:
         sequence = self.sequence(which)
         if wrong == 3:
-            told = choose_one((each for each, found in self.known.sequences.items() if found.tokens), which)
-            if told is None:
-                return  # no sequence has committed tokens
-            sequence = told
+            committed = [each for each, found in self.known.sequences.items() if found.tokens]
+            if not committed:
+                self.commit_what_is_there(sequence)
+            sequence = sequence if (told := choose_one(committed, which)) is None else told
         if sequence not in self.known.sequences:
             self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
         elif not wrong:
