@@ -250,10 +250,10 @@ class Recurrent(Picky, kvref.RecurrentCache):
         width = max((array.shape[2] for array in arrays if array.ndim == 5), default=0)
         outside = [errors.PositionOutOfRange for count in counts if not 0 <= count <= width]
         wrong = self.of_tokens(shape, arrays) + when(len(counts) != len(sequences), errors.ShapeMismatch)
-        if not wrong + outside + self.of_sequences(*sequences):
-            return super().append_batch(sequences, counts, *arrays)
-        self.refuse(outside, wrong, self.of_sequences(*sequences))
-        return None
+        others = outside + self.of_sequences(*sequences)
+        if {*wrong, *others} - {errors.NonFinite}:  # padding may be NaN
+            self.refuse(wrong, others)
+        super().append_batch(sequences, counts, *arrays)
 
     def of_place(self, sequence: int, layer: int) -> Wrong:
         there = 0 <= layer < self.config.num_layers

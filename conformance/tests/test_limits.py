@@ -127,7 +127,7 @@ SIZE = {
     "tiered": "max_tokens",
     "pooled": "max_tokens",
     "channels": "max_tokens",
-    "recurrent": "num_blocks",
+    "recurrent": "num_inputs",
 }
 
 
