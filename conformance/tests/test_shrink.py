@@ -59,6 +59,20 @@ def test_a_fork_is_replaced_by_its_original_if_the_original_fails_too(needs_fork
     assert [each.request for each in smallest] == ([new, create, fork, drop] if needs_fork else [new, create, dropped])
 
 
+@pytest.mark.parametrize("needed", [1, 3])
+def test_a_cache_gets_one_layer_if_it_fails_with_one_too(needed):
+    call_trace = [Exchange(CallRequest(1, "paged.new", None, {"num_blocks": 6, "num_layers": 3}))]
+
+    def holding(requests):
+        fails = requests[0].args["num_layers"] >= needed
+        return ReplayResult(
+            [Exchange(request) for request in requests], ClauseViolation("", "", "", "PAGED-07") if fails else None
+        )
+
+    ((smallest,), _) = shrink_trace(call_trace, "PAGED-07", holding)
+    assert smallest.request.args == {"num_blocks": 6, "num_layers": needed}
+
+
 @pytest.mark.parametrize("numbers", [1, 2 * shrinking.NUMBERS_PER_CALL])
 def test_the_number_of_replayed_calls_is_limited_and_large_arrays_count_as_calls(monkeypatch, numbers):
     """The clock stands still: time must not matter, so that a busy machine finds the same calls."""

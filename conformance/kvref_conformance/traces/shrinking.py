@@ -1,7 +1,7 @@
 """The shrinker: reduces a failing call trace to a minimal reproducer, and the replay of recorded requests that it uses.
 
-It removes calls, uses fewer sequences, then removes rows and tokens, then replaces numbers by small integers, as long as the
-clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the same calls as an idle one.
+It removes calls, uses fewer sequences, then removes layers, rows and tokens, then replaces numbers by small integers, as long as
+the clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the same calls as an idle one.
 If the implementation is slow, it stops after SHRINK_SECONDS.
 """
 
@@ -164,7 +164,7 @@ def shrink_trace(
     for index in range(len(requests)):
         while simplified(index, _with_half_the_rows(requests[index])):
             pass
-        for ways in (_with_one_row, _with_fewer_tokens, _with_whole_numbers):
+        for ways in (_with_one_layer, _with_one_row, _with_fewer_tokens, _with_whole_numbers):
             simplified(index, ways(requests[index]))
     attempt(requests)
     return best
@@ -215,6 +215,16 @@ def _replace_references(value: Any, there: dict[int, ReplyReference]) -> Any:
     if isinstance(value, list):
         return [_replace_references(part, there) for part in value]
     return there.get(value.id, value) if isinstance(value, ReplyReference) else value
+
+
+def _with_one_layer(request: CallRequest) -> Iterator[CallRequest]:
+    """For a request that creates a cache of several layers: the request with one layer.
+
+    Other sizes are kept. With blocks of one token, for example, a reader could not tell a block from a token.
+    """
+    layers = request.args.get("num_layers")
+    if request.name == "new" and isinstance(layers, int) and layers > 1:
+        yield replace(request, args=request.args | {"num_layers": 1})
 
 
 def _with_half_the_rows(request: CallRequest) -> Iterator[CallRequest]:
