@@ -97,8 +97,9 @@ def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
 
 
 def test_a_reply_that_the_pipe_cannot_transport_fails_no_clause():
-    judge = CheckRunner(load_implementation(f"exec:{PROGRAM} long-line"), Effort(examples=5))
-    outcomes = [outcome for checks in select_checks("BLOCK-*").values() for outcome in judge.judge_clause(checks)]
+    judge = CheckRunner(load_implementation(f"exec:{PROGRAM} long-line"), Effort())
+    written = [[check for check in checks if check.run] for checks in select_checks("BLOCK-*").values()]
+    outcomes = [outcome for checks in written for outcome in judge.judge_clause(checks)]
     judge.close()
     assert {outcome.verdict for outcome in outcomes} == {"passed", "not offered"}
     assert "arrays of more than 64 MiB over a pipe" in {outcome.missing for outcome in outcomes}

@@ -11,8 +11,8 @@ from kvref_conformance.drivers.resource_limits import CallTimeouts
 from kvref_conformance.exceptions import CallTimeout, ClauseViolation
 from kvref_conformance.implementation_api import Implementation
 
-SHRINK_CALLS = 4_000  # calls after the first failure, to find further failures and shorter ones (traces/shrinking.py follows)
-MIN_CALLS = 20  # a call sequence counts as at least this number of calls, for the time that Hypothesis takes to draw it
+SHRINK_CALLS = 10_000  # calls after the first failure, to find further failures and shorter ones (traces/shrinking.py follows)
+MIN_CALLS = 50  # a call sequence counts as at least this number of calls, for the time that Hypothesis takes to draw it
 
 
 @dataclass(frozen=True)
