@@ -76,7 +76,7 @@ class Page(HTMLParser):
 
 @pytest.mark.extended
 def test_a_right_cache_is_not_blamed_and_what_was_met_is_kept(kvref, tmp_path):
-    done = kvref("search", "numpy", "--minutes", "0.5", "--workers", "2", "--corpus", "kept")
+    done = kvref("search", "numpy", "--minutes", "1", "--workers", "2", "--corpus", "kept")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no failure found in" in done.stdout and not done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
