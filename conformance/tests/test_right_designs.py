@@ -133,9 +133,9 @@ def test_a_pool_with_one_window_is_judged_as_a_paged_cache(design, expected):
 def test_no_clause_fails(family, design):
     found = verdicts(family, design, Effort(examples=4), LARGE)
     assert [clause for clause, verdict in found.items() if verdict == "failed"] == []
-    # `FewOperations` lacks half of the operations of a paged cache.
-    least = 1 / 2 if design is paged_designs.FewOperations else 0.65
-    assert sum(verdict == "passed" for verdict in found.values()) > len(found) * least
+    # `FewOperations` offers four operations, so that many clauses are not offered.
+    least = 1 / 2 if design is paged_designs.FewOperations else 2 / 3
+    assert sum(verdict == "passed" for verdict in found.values()) >= len(found) * least
 
 
 @pytest.mark.long
