@@ -103,7 +103,9 @@ def test_calls_that_no_model_covers_are_not_judged():
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_models_cover_every_call_of_every_session(monkeypatch):
-    """Except in two checks at production sizes, for which the model of the prefix cache is too slow."""
+    """Except in checks of the prefix cache: two at production sizes, for which its model is too slow, and two that load a sequence,
+    because the model does not know the hits after a load.
+    """
     uncovered = []
 
     class CountedCalls(JudgedCalls):
@@ -117,4 +119,4 @@ def test_the_models_cover_every_call_of_every_session(monkeypatch):
     for check in all_checks():
         if check.run:
             judge.judge_check(check)
-    assert set(uncovered) == {("LAW-18", "prefix")}
+    assert set(uncovered) == {(clause, "prefix") for clause in ("LAW-18", "LAW-01", "PREFIX-02")}

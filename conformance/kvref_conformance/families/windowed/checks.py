@@ -80,6 +80,11 @@ class WindowedFixture(Session):
         """Appends the allowed number of tokens that is nearest to `count`."""
         self.cache.append(*self.random(self.subject.size("tokens", count), factor))
 
+    def append_up_to(self, length: int) -> None:
+        """Appends until the cache has at least `length` tokens, in as few calls as the limits allow."""
+        while len(self) < length:
+            self.append(length - len(self))
+
     def step(self, count: int) -> None:
         """Steps with the allowed number of tokens that is nearest to `count`."""
         count = self.subject.size("tokens", count)
@@ -657,9 +662,10 @@ def load_after_a_draft_restores_what_is_stored(subject: Subject) -> None:
     for draft, more in ((3, 0), (3, 1), (1, 0)):
         session, loaded = WindowedFixture(subject, rollback=3), WindowedFixture(subject, rollback=3)
         draft = min(draft, session.model.rollback)
-        session.append(session.model.window + 4)
-        session.append(draft)
-        if session.truncates(len(session) - draft):
+        session.append_up_to(session.model.window + 4)
+        length = len(session)
+        session.append_up_to(length + draft)
+        if session.truncates(length):
             session.append(more)
             loaded.cache.load(session.cache.save())
             loaded.look()
