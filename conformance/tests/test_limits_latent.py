@@ -19,7 +19,7 @@ LACKING = {
     "packed rows of float16 arrays": {"MLA-06": "dtype int8 or"},
     "packed rows alone": {"MLA-06": "dtype int8 or"},
     "one head and one token at a time": {"LAW-06": "tokens 2"},
-    "few tokens": {"LAW-04": "room for 14 tokens, where its limits leave 12"},
+    "few tokens": {},
     "odd sizes": {"FMT-LEVEL-05": "dtype packed", "MLA-06": "dtype int8 or"},
     "even ropes": {},
 }

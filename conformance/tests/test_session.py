@@ -103,8 +103,8 @@ def test_calls_that_no_model_covers_are_not_judged():
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_models_cover_every_call_of_every_session(monkeypatch):
-    """Except in checks of the prefix cache: two at production sizes, for which its model is too slow, and two that load a sequence,
-    because the model does not know the hits after a load.
+    """Except in four checks of the prefix cache. Its model is too slow for two at production sizes, and does not know the hits
+    after a load, which the other two make.
     """
     uncovered = []
 
