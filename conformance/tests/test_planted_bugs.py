@@ -48,6 +48,7 @@ def run_until_found(family, clause, seeds):
     search, effort = UntilFound(OnBackend(ReferenceBackend())), Effort(examples=60)
     search.clause = clause
     for seed in range(seeds):
+        search.calls_left = None  # as in a run of its own, also if an earlier one found other clauses
         run_machine(family, search, seed, effort.num_sequences, effort.max_steps)
         if clause in search.findings:
             break

@@ -546,7 +546,7 @@ def groups_are_attended_to_as_they_lie(patch):
 
 
 @bug("TIER-17")
-@hidden("tiered", "TIER-10")
+@hidden("tiered", "TIER-17")
 def tokens_move_on_as_they_lie(patch):
     during(patch, TieredCache, "_migrate", "dequantized", as_it_lies)
 
