@@ -36,7 +36,7 @@ def held(name, folder=VECTORS):
     return found
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_writing_them_again_changes_nothing(tmp_path):
     if MANIFEST["hypothesis"] != hypothesis.__version__:
         pytest.skip(f"the machines' samples were drawn by Hypothesis {MANIFEST['hypothesis']}, which constraints.txt pins")
