@@ -118,7 +118,7 @@ def test_the_command_that_prints_the_folder_of_the_interfaces_does(tmp_path):
     assert (Path(done.stdout.strip()) / "paged/__init__.py").is_file()
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_the_backend_of_one_kernel_at_a_time_passes(tmp_path):
     from kvref_conformance.clauses import all_clauses
 

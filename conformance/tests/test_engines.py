@@ -43,7 +43,7 @@ class Prompts(WholePrompts):
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("right", "missing"),
-    [(OneCanary, {"ENG-13"}), (Whole, {"ENG-08", "ENG-09", "ENG-10", "ENG-11", "ENG-13"})],
+    [pytest.param(OneCanary, {"ENG-13"}, marks=pytest.mark.long), (Whole, {"ENG-08", "ENG-09", "ENG-10", "ENG-11", "ENG-13"})],
 )
 def test_a_right_engine_breaks_nothing(right, missing):
     judge = CheckRunner(right(), Effort(examples=2, timeout=60))

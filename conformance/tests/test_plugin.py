@@ -6,7 +6,7 @@ import pytest
 
 ADAPTERS = Path(__file__).parents[1] / "adapters"
 ML_DTYPES = "kvref_adapters.ml_dtypes.adapter:MlDtypes"
-WORKERS = pytest.param(("-n", "2"), marks=pytest.mark.extended)
+WORKERS = pytest.param(("-n", "2"), marks=pytest.mark.long)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ SOME = ("float16 only", "head_dim of 64 or 128", "one sequence at a time", "one 
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [SOME[0], *(pytest.param(each, marks=pytest.mark.long) for each in SOME[1:])])
 def test_vectors_beyond_the_limits_are_not_offered(name):
     checked = list(check_vectors(VECTORS, CheckRunner(Restricted(LIMITS[name]))))
     assert [each for each in checked if each.verdict == "failed"] == []

@@ -100,7 +100,7 @@ def test_calls_that_no_model_covers_are_not_judged():
     assert keys.shape[2] == 0
 
 
-@pytest.mark.extended
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_models_cover_every_call_of_every_session(monkeypatch):
     """Except in four checks of the prefix cache. Its model is too slow for two at production sizes, and does not know the hits

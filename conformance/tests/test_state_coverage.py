@@ -34,6 +34,7 @@ SEQUENCES = {
     "blocks": 200,
 }  # number of call sequences; others: 100
 LEAST = 1  # sequences that must reach a state
+LARGE = ("paged", "prefix", "grouped", "recurrent", "engine")  # families whose sequences take a minute
 
 
 @pytest.mark.parametrize(
@@ -58,9 +59,11 @@ def test_a_seed_finds_the_same_failures_on_a_slow_machine(monkeypatch):
     assert findings() == usual and usual[1]
 
 
-@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # extreme numbers
-@pytest.mark.parametrize("family", families_with_machine())
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=pytest.mark.long if each in LARGE else pytest.mark.extended) for each in families_with_machine()],
+)
 def test_a_machine_meets_the_states_and_the_pairs_of_operations_of_its_family(family):
     examples = SEQUENCES.get(family, 100)
     sequences = random_sequences(OnBackend(backend("numpy")), family, examples=examples)
