@@ -157,13 +157,16 @@ class EngineStateMachine(FamilyStateMachine):
         self.close(which, number)
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX)
-    def load(self, which: int) -> None:
+    @rule(which=INDEX, number=st.integers(0, PROMPTS - 1), used=st.sampled_from((True, True, False)))
+    def load(self, which: int, number: int, used: bool) -> None:
+        """Load a session, and generate in it or close it without use."""
         saved = choose_one(self.model.saved, which)
         unknown = saved is None or which == LAST_INDEX
         session = self.call("load", self.objects[0], saved=1000 if unknown else saved)
-        if session is not None:
+        if session is not None and used:
             self.call("generate", self.objects[0], session=session, count=3)
+        elif session is not None:
+            self.close_and_begin(session, number)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, back=st.sampled_from((1, 2, 4, 8, 16, 0, -1, 99)))
@@ -182,8 +185,11 @@ class EngineStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, number=st.integers(0, PROMPTS - 1))
     def close(self, which: int, number: int) -> None:
+        self.close_and_begin(self.session(which), number)
+
+    def close_and_begin(self, session: int, number: int) -> None:
         """Close a session and open another, which reuses its memory."""
-        self.call("close", self.objects[0], session=self.session(which))
+        self.call("close", self.objects[0], session=session)
         self.begin(number, 0)
         self.step((0, 1), 2)
 
