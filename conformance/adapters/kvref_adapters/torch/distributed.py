@@ -206,6 +206,8 @@ class TorchShardedCache:
 
 
 BACKEND = kvref.backend("reference:torch")
+# The caches of a world share the pipes to its ranks, in which the replies to calls of several threads would mix.
+ONE_THREAD: dict[str, Any] = {"threads": False}
 
 
 class TorchDistributed:
@@ -237,14 +239,14 @@ class TorchDistributed:
 
 class TorchDistributedGrid(TorchDistributed):
     name = "torch-distributed"
-    limits: ClassVar[Any] = {"sharded": {"head_ranks": [1, 2], "token_ranks": [1, 2]}}
+    limits: ClassVar[Any] = ONE_THREAD | {"sharded": {"head_ranks": [1, 2], "token_ranks": [1, 2]}}
 
 
 class TorchDistributedHeads(TorchDistributed):
     name = "torch-distributed-heads"
-    limits: ClassVar[Any] = {"sharded": {"head_ranks": [1, 2, 3, 4], "token_ranks": 1}}
+    limits: ClassVar[Any] = ONE_THREAD | {"sharded": {"head_ranks": [1, 2, 3, 4], "token_ranks": 1}}
 
 
 class TorchDistributedTokens(TorchDistributed):
     name = "torch-distributed-tokens"
-    limits: ClassVar[Any] = {"sharded": {"head_ranks": 1, "token_ranks": [1, 2, 3, 4]}}
+    limits: ClassVar[Any] = ONE_THREAD | {"sharded": {"head_ranks": 1, "token_ranks": [1, 2, 3, 4]}}
