@@ -8,6 +8,7 @@ import array_api_compat.numpy
 import numpy as np
 import pytest
 from host_cupy import module
+from marks import half_long
 
 import kvref
 from kvref.formats.hadamard import HadamardFormat
@@ -46,7 +47,7 @@ def backend(tmp_path_factory):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("family", names())
+@pytest.mark.parametrize("family", half_long(names()))
 def test_it_breaks_no_clause(backend, family):
     judge = CheckRunner(OnBackend(backend), Effort(examples=10))
     chosen = {clause.id: checks for clause, checks in select_checks(family=family).items() if clause.id != "LAW-18"}  # nox -s gpu

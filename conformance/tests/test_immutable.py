@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from bugs.plant import in_source
+from marks import half_long
 
 import kvref
 from kvref_conformance.families import names
@@ -48,7 +49,7 @@ def with_verdict(found, *verdicts):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("family", names())
+@pytest.mark.parametrize("family", half_long(names()))
 def test_frozen_arrays_break_no_clause(family):
     found = verdicts(OnBackend(Frozen()), family)
     assert with_verdict(found, "not offered", "not run") <= NEED_MEMORY_TO_WRITE_INTO | SLOW

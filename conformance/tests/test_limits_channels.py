@@ -1,6 +1,7 @@
 """KIVI caches with the limits of kernels: what is judged, and no false alarms."""
 
 import pytest
+from marks import half_long
 from restricted import Restricted
 
 from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
@@ -20,7 +21,7 @@ DOORS = {  # limits, and the clauses that cannot be judged within them
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", half_long(DOORS))
 def test_what_is_judged_within_limits(door):
     limits, expected = DOORS[door]
     judge, lacking = CheckRunner(Restricted(limits, families=["channels"])), {}

@@ -2,6 +2,7 @@
 
 import pytest
 from bugs import BUGS, DEFERRED, HIDDEN, REAL
+from marks import half_long
 
 import kvref_zoo
 from kvref.backend import ReferenceBackend
@@ -57,7 +58,7 @@ def run_until_found(family, clause, seeds):
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("plant", "family", "clause"), HIDDEN)
+@pytest.mark.parametrize(("plant", "family", "clause"), half_long(HIDDEN))
 def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
     plant(monkeypatch)
     # Nearly all are found with the first seed. Which are not changes with every change of a rule, because the draws change.
@@ -74,7 +75,7 @@ def test_a_machine_finds_it_between_two_calls(plant, family, clause, monkeypatch
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("plant", "family"), REAL)
+@pytest.mark.parametrize(("plant", "family"), half_long(REAL))
 def test_real_sizes_show_it(plant, family, monkeypatch):
     plant(monkeypatch)
     checks = [check for check in all_checks() if check.family == family and check.clause == "LAW-18" and not check.slow]

@@ -290,7 +290,7 @@ def test_without_dask_it_says_what_to_install(kvref, tmp_path):
     assert done.stderr == "kvref: search needs distributed (in a clone: pip install '.[search]')\n"
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path, temporary):
     running = Running(tmp_path, "30")
     second = kvref("search", "numpy", "--minutes", "0.1", "--corpus", "kept")

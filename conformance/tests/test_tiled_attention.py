@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from marks import half_long
 
 import kvref
 from kvref.attention import Sight, attended
@@ -90,7 +91,7 @@ def test_what_a_query_does_not_see_has_no_effect(name):
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", half_long(FAMILIES))
 def test_every_cache_attends_in_pieces_as_the_clauses_say(family, monkeypatch):
     monkeypatch.setattr(sys.modules["kvref.attention"], "TOKENS", 2)  # `import kvref.attention` would return the function
     judge = CheckRunner(OnBackend(backend("numpy")), Effort(examples=6))

@@ -52,7 +52,7 @@ def implementation(monkeypatch):
     return make
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_half_even_and_reciprocals_are_tolerant(implementation):
     assert failed(implementation("tolerant"), "FMT-*,QUANT-*,TIER-*,POOL-*,KERN-*,LAW-0*,LAW-14,LAW-17") == set()
 
