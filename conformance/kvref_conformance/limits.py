@@ -40,7 +40,7 @@ ARGUMENTS = {
     "rounded_weights": "`true` if attention rounds its weights to float16 or bfloat16, the only dtype that it accepts (ATTN-04)",
     "settle": "`true` if freed blocks can be allocated only after `settle`, an operation without arguments that the judge calls",
     "tables_alone": "`true` if the cache has block tables but stores no tokens",
-    "threads": "`false` if one thread at a time must call the implementation",
+    "threads": "`false` if the implementation expects calls of one thread at a time",
 }
 SWITCHES = {
     "negative_integers": True,

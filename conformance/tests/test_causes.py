@@ -136,6 +136,18 @@ def test_causes_after_the_third_have_a_line_each():
     )
 
 
+def test_a_second_cause_has_a_line_only_if_both_would_not_fit_on_a_screen():
+    long, short = (
+        failed(f"PAGED-0{number}", 2, ("paged.new", name)) for number, name in enumerate(("paged.save", "paged.load"), 1)
+    )
+    assert printed(long, short).count("expected 1.0") == 2
+    (check,) = long["checks"]
+    check["calls"] = [f"paged.length({number})" for number in range(30)]
+    said = printed(long, short)
+    assert said.count("expected 1.0") == 1 and said.count("paged.length(") == 30
+    assert "PAGED-02 (2 calls) · A title" in said
+
+
 def test_a_block_that_leaks_is_one_cause_on_one_screen(kvref, tmp_path):
     """It breaks more than ten clauses; the output was longer than two hundred lines."""
     name = "zoo:paged-leaks-a-block"

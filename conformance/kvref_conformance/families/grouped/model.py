@@ -23,12 +23,10 @@ from kvref_conformance.oracle.expectations import (
     range_errors,
 )
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.prompts import MAX_MATCHED, match_reads, token_errors
 from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 from kvref_conformance.oracle.token_storage import storage_errors
 
-MOST_TOKEN = 2**63
-UNSEEN = 2**40  # appended to a prompt for `match`, because a hit never includes the last token
-SHOWN = 3  # committed prompts that are matched after each call
 SEEN = ("num_free_blocks", "length", "block_table", "read")
 
 
@@ -70,8 +68,7 @@ class Grouped(ReferenceModel):
                 at: dict[str, Any] = {"sequence": sequence, "layer": layer}
                 positions = list(range(self._first_held(sequence, layer), length))
                 found += [("block_table", at), ("read", at | {"positions": positions})]
-        matches: list[ReadCall] = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in self.seen[-SHOWN:]]
-        return found + ([] if self.held.unsure else matches)
+        return found + ([] if self.held.unsure else match_reads(self.seen[-MAX_MATCHED:]))
 
     def num_free_blocks(self) -> Expectation:
         return ExactValue(self.clause_of("num_free_blocks"), value=self.held.total - self.held.used())
@@ -90,7 +87,7 @@ class Grouped(ReferenceModel):
         return self._new("SHARE-03", "fork", change)
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
-        if wrong := _no_tokens(tokens):
+        if wrong := token_errors(tokens, "PREFIX-15"):
             return self.expect_error(wrong)
         blocks = self._hit(tokens, salt)
 
@@ -174,7 +171,7 @@ class Grouped(ReferenceModel):
         return AcceptedOrError("LAW-04", then, on_error=lambda: self.note_unchanged("refused"))
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
-        wrong = self._unknown(sequence) + _no_tokens(tokens)
+        wrong = self._unknown(sequence) + token_errors(tokens, "PREFIX-15")
         salt, known = self.told.get(sequence, ("", []))
         wrong += range_errors(len(tokens), self.lengths.get(sequence, 0) + 1, "PositionOutOfRange", "PREFIX-02")
         if any(a != b for a, b in zip(tokens, known, strict=False)):
@@ -192,7 +189,7 @@ class Grouped(ReferenceModel):
         return Expectation("PREFIX-02", self.on_success("commit", change))
 
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
-        if wrong := _no_tokens(tokens):
+        if wrong := token_errors(tokens, "PREFIX-15"):
             return self.expect_error(wrong)
         hit = self._hit(tokens, salt)
         clause = {"no blocks": "GROUP-03", "refused": "LAW-01", "reset": "PREFIX-11"}.get(self.last_change, "GROUP-05")
@@ -282,7 +279,3 @@ class Grouped(ReferenceModel):
         known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.lengths
         wrong: Errors = [] if known else [("SequenceNotFound", "LAW-11")]
         return wrong + range_errors(layer, self.layers, "LayerOutOfRange")
-
-
-def _no_tokens(tokens: Sequence[Any]) -> Errors:
-    return [wrong for token in tokens for wrong in range_errors(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]

@@ -8,19 +8,15 @@ from kvref_conformance.families.paged.model import NewOrRefused, Paged
 from kvref_conformance.families.paged.ownership_model import Alternative, OwnershipState, outcome
 from kvref_conformance.families.paged.table_model import LayerTable, Token
 from kvref_conformance.families.prefix.prefix_index_model import (
-    MOST_TOKEN,
     Hit,
     Key,
     PrefixIndexState,
     follows,
-    invalid_tokens,
     same_bits,
 )
 from kvref_conformance.oracle.expectations import AnyOf, Errors, Expectation, ExpectedError, UnjudgedReply, range_errors
+from kvref_conformance.oracle.prompts import MAX_MATCHED, MOST_TOKEN, match_reads, token_errors
 from kvref_conformance.oracle.reference_model import ReadCall
-
-MATCHED = 3  # the number of prompts that are matched after each call
-LAST_TOKEN = 2**40  # a last token, so that all tokens before it can be found
 
 
 class Prefix(Paged):
@@ -67,8 +63,8 @@ class Prefix(Paged):
         ]
         found += [look for look in super().observations() if look[0] not in ("length", "utilization")]
         longest = [key for key in self.rows if not any(follows(other, key) for other in self.rows)]
-        longest = longest[-MATCHED:] + ([self.not_added] if self.not_added else [])
-        return found + [("match", {"tokens": [*tokens, LAST_TOKEN], "salt": salt}) for salt, tokens in longest]
+        longest = longest[-MAX_MATCHED:] + ([self.not_added] if self.not_added else [])
+        return found + match_reads(longest)
 
     def create(self) -> Expectation:
         return self._then(super().create(), lambda new: self.committed.update({new: ("", [])}))
@@ -78,7 +74,7 @@ class Prefix(Paged):
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
         entries, child = -(-len(tokens) // self.size), -1 - len(self.ids)
-        if wrong := invalid_tokens(tokens):
+        if wrong := token_errors(tokens, "PREFIX-15"):
             free = self.total - max(state.used() for state in self.ways)
             short = [("OutOfBlocks", "PREFIX-13")] if self.layers * entries > free else []  # it may check for room first
             return self.expect_error(wrong + short)
@@ -129,7 +125,7 @@ class Prefix(Paged):
                 layer.tokens += rows
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
-        wrong, (salt, old) = self._unknown(sequence) + invalid_tokens(tokens), self.committed.get(sequence, ("", []))
+        wrong, (salt, old) = self._unknown(sequence) + token_errors(tokens, "PREFIX-15"), self.committed.get(sequence, ("", []))
         if not self.tables_alone:
             wrong += range_errors(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
         if any(a != b for a, b in zip(tokens, old, strict=False)):
@@ -171,7 +167,7 @@ class Prefix(Paged):
         return Expectation("PREFIX-02", self.on_success("commit", change))
 
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
-        if wrong := invalid_tokens(tokens):
+        if wrong := token_errors(tokens, "PREFIX-15"):
             return self.expect_error(wrong)
         if self.lost:
             return UnjudgedReply("PREFIX-01")

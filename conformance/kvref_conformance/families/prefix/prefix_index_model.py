@@ -17,7 +17,7 @@ from kvref_conformance.calls.messages import format_value
 from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.families.paged.ownership_model import OwnershipState
 from kvref_conformance.families.paged.table_model import Token
-from kvref_conformance.oracle.expectations import AnyOf, Errors, range_errors
+from kvref_conformance.oracle.expectations import AnyOf
 from kvref_conformance.oracle.reference_model import TooManyStates
 
 Key = tuple[str, tuple[int, ...]]  # (salt, the tokens up to the end of the block)
@@ -228,9 +228,7 @@ class PrefixIndexState(OwnershipState):
         super().see(sequence, layer, blocks)
 
 
-# Helpers of the prefix model: invalid tokens, the order of blocks, and the expected hit.
-
-MOST_TOKEN = 2**63
+# Helpers of the prefix model: the order of blocks, and the expected hit.
 
 
 @dataclass(frozen=True)
@@ -246,10 +244,6 @@ class Hit(AnyOf):
 
 def follows(key: Key, other: Key) -> bool:
     return key[0] == other[0] and len(key[1]) > len(other[1]) and key[1][: len(other[1])] == other[1]
-
-
-def invalid_tokens(tokens: Sequence[Any]) -> Errors:
-    return [wrong for token in tokens for wrong in range_errors(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
 
 
 def same_bits(tokens: list[list[Token]], other: list[list[Token]]) -> bool:

@@ -24,12 +24,10 @@ from kvref_conformance.oracle.expectations import (
     to_float32,
 )
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.prompts import MAX_MATCHED, MOST_TOKEN, match_reads, token_errors
 from kvref_conformance.oracle.reference_model import ReadCall
 from kvref_conformance.oracle.saved_state import SerializableModel
 
-MOST_TOKEN = 2**63
-UNSEEN = 2**40  # appended to a prompt for `match`, because a hit never includes the last token
-SHOWN = 3  # committed prompts that are matched after each call
 SEEN = ("num_free_blocks", "length", "read_inputs", "read_matrix", "match")
 CLAUSES = {
     "new": "RECUR-13", "create": "RECUR-06", "fork": "RECUR-07", "drop": "RECUR-13", "append": "RECUR-02", "batch": "RECUR-05",
@@ -95,8 +93,7 @@ class Recurrent(SerializableModel):
             found.append(("length", {"sequence": sequence}))
             for layer in range(self.config["num_layers"]):
                 found += [(name, {"sequence": sequence, "layer": layer}) for name in ("read_inputs", "read_matrix")]
-        matches: list[ReadCall] = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in self.seen[-SHOWN:]]
-        return found + ([] if self.unsure else matches)
+        return found + ([] if self.unsure else match_reads(self.seen[-MAX_MATCHED:]))
 
     # Blocks.
 
@@ -157,7 +154,7 @@ class Recurrent(SerializableModel):
         return self._new("RECUR-07", "fork", 1, copy)
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
-        if wrong := _no_tokens(tokens):
+        if wrong := token_errors(tokens):
             return self.expect_error(wrong + self.missing_blocks(1))
         hit, found = self._hit(tokens, salt)
 
@@ -306,7 +303,7 @@ class Recurrent(SerializableModel):
     # The prefix index.
 
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
-        if wrong := _no_tokens(tokens):
+        if wrong := token_errors(tokens):
             return self.expect_error(wrong)
         clause = "RECUR-11" if self.last_change not in CLAUSES else self.clause_of("match")
         return ExactValue(clause, value=self._hit(tokens, salt)[0])
@@ -322,7 +319,7 @@ class Recurrent(SerializableModel):
         return 0, None
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
-        wrong = self._unknown(sequence) + _no_tokens(tokens)
+        wrong = self._unknown(sequence) + token_errors(tokens)
         state = self.sequences.get(sequence, RecurrentSequence([()]))
         wrong += range_errors(len(tokens), state.length + 1, "PositionOutOfRange", "RECUR-12")
         if any(a != b for a, b in zip(tokens, state.tokens, strict=False)):
@@ -371,7 +368,3 @@ class Recurrent(SerializableModel):
         known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.sequences
         wrong: Errors = [] if known else [("SequenceNotFound", "LAW-11")]
         return wrong + range_errors(layer, self.config["num_layers"], "LayerOutOfRange")
-
-
-def _no_tokens(tokens: Sequence[Any]) -> Errors:
-    return [wrong for token in tokens for wrong in range_errors(token, MOST_TOKEN, "TokenOutOfRange")]
