@@ -204,7 +204,8 @@ class ChannelCache:
         keys, values = (min(max(start, each), stop) for each in (self.quantized_keys, self.quantized_values))
         first, last = start // group, -(-keys // group) if start < keys else start // group
         groups = self._by_token(self._keys.read(range(first, last)))  # whole groups, of which some tokens are not needed
-        by_channel = groups[start - first * group :, ...][: keys - start, ...]
+        skipped = min(start - first * group, groups.shape[0])  # without quantized keys there is no group to skip tokens of
+        by_channel = groups[skipped:, ...][: keys - start, ...]
         by_token = self._values.read(range(start, values))
         return (
             xp.concat([by_channel, self._from_ring(0, keys, stop)], axis=0),
