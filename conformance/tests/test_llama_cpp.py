@@ -13,13 +13,14 @@ SIZES = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 6
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_clause_passes_but_windows(name):
+def test_every_clause_passes_but_windows_and_pending_copies(name):
     judge = CheckRunner(load_implementation(name))
     asked = select_checks("ENG-*,LAW-*")
     found = {clause.id: verdict_of(judge.judge_clause(checks)) for clause, checks in asked.items()}
-    passed = {f"ENG-{number:02}" for number in range(1, 13)} | {"LAW-11", "LAW-12", "LAW-18"}
-    assert {clause for clause, said in found.items() if said == "passed"} == passed
-    assert "failed" not in found.values()
+    offered = {f"ENG-{number:02}" for number in range(1, 13)} | {"LAW-11", "LAW-12", "LAW-18"}
+    failed = {"ENG-10"} if name == "llama.cpp-split" else set()  # see test_a_fork_is_saved
+    assert {clause for clause, said in found.items() if said == "passed"} == offered - failed
+    assert {clause for clause, said in found.items() if said == "failed"} == failed
 
 
 @pytest.fixture(params=[(name, recalls) for name in VARIANTS for recalls in (0, 1)], ids=str)
@@ -42,6 +43,15 @@ def test_what_was_saved_outlives_its_session(told):
     engine, session, oracle, last = told
     saved = engine.save(session)
     engine.close(session)
+    assert engine.generate(engine.load(saved), 10) == oracle.generate(last, 10)
+
+
+def test_a_fork_is_saved(told, request):
+    """With a part of the cache for each sequence, the next `llama_decode` copies it. What is saved before it is not the fork."""
+    engine, session, oracle, last = told
+    if request.node.callspec.params["told"][0] == "llama.cpp-split":
+        request.applymarker(pytest.mark.xfail(reason="saves what was there before", strict=True))
+    saved = engine.save(engine.fork(session))
     assert engine.generate(engine.load(saved), 10) == oracle.generate(last, 10)
 
 
