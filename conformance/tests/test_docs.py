@@ -94,7 +94,7 @@ def paged_adapter():
 def test_the_paged_adapter_ends_as_the_page_says_and_shows_the_bug_it_names(tmp_path):
     (last_lines,) = (text for text in fenced("test-your-cache.md", "text") if "derived: paged" in text)
     (tmp_path / "mypaged.py").write_text(paged_adapter())
-    done = kvref(tmp_path, "check", "mypaged:MyPaged", "--examples", "20")
+    done = kvref(tmp_path, "check", "mypaged:MyPaged", "--examples", "5")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.endswith(f"\n{last_lines}")
     (tmp_path / "leaks.py").write_text(paged_adapter().replace("self.free += pages", "self.free += pages[1:]"))
@@ -103,6 +103,7 @@ def test_the_paged_adapter_ends_as_the_page_says_and_shows_the_bug_it_names(tmp_
     assert len(re.findall(r"^  (?:paged|sequence)\b", done.stdout, re.MULTILINE)) == 5
 
 
+@pytest.mark.extended
 def test_a_cache_of_one_size_that_says_so_is_judged_as_one_of_any(tmp_path):
     sized = paged_adapter().replace("head_dim > 256", "(head_dim, block_size) != (64, 16)")
     (tmp_path / "sized.py").write_text(sized.replace('{"most": 256}', '64, "block_size": 16'))

@@ -77,12 +77,16 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
     ("name", "got"),
     [
         ("IsKilled", "none: the process was killed by SIGSEGV"),
-        ("WritesALittleAndHangs", "none: the implementation wrote to a file descriptor that it did not open"),
+        extended("WritesALittleAndHangs", "none: the implementation wrote to a file descriptor that it did not open"),
         extended("HangsInC", "none: the call was still running"),
         pytest.param("Leaves", "none: the process ended with exit code 7", marks=pytest.mark.long),
-        extended("LeavesAsIfAllWereWell", "none: the process ended with exit code 0"),
+        pytest.param("LeavesAsIfAllWereWell", "none: the process ended with exit code 0", marks=pytest.mark.long),
         extended("LeavesToAChild", "none: the process ended with exit code 0"),
-        extended("WritesEverywhere", "none: the implementation wrote to a file descriptor that it did not open"),
+        pytest.param(
+            "WritesEverywhere",
+            "none: the implementation wrote to a file descriptor that it did not open",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):

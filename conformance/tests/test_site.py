@@ -102,7 +102,7 @@ def test_a_page_fits_and_is_quiet(open_page, page):
 @pytest.mark.skipif(not AXE, reason="no axe-core here (AXE)")
 @pytest.mark.parametrize(
     ("page", "scheme"),
-    [(page, "light") for page in some_of("matrix/clauses/", "matrix/implementations/", "findings/")]
+    [(page, "light") for page in some_of("matrix/clauses/", "matrix/implementations/", "findings/", "spec/")]
     # The colors of the dark theme come from the theme, not from a page.
     + [(page, "dark") for page in some_of("matrix/clauses/", "matrix/implementations/", "findings/", "spec/", "how/")],
 )

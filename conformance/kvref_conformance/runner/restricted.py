@@ -98,11 +98,10 @@ class RestrictedObject:
         found = getattr(self.made, name)
         if not callable(found):
             return found
-        signature = inspect.signature(found)
 
         def call(*args: Any, **named: Any) -> Any:
             try:
-                given = dict(signature.bind(*args, **named).arguments)
+                given = dict(inspect.signature(found).bind(*args, **named).arguments)
             except TypeError:
                 given = named
             self._door.require_limits(self._family, name, list(given.values()))
