@@ -1,6 +1,6 @@
 """Detects which operations an implementation provides, by calling each of them once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,7 +157,7 @@ def preview_coverage(implementation: Any, surface: Mapping[str, OperationStatus]
     every = [each for of_clause in chosen.values() for each in of_clause if each.run and each.family in made]
     # The checks at production sizes take as long as all others together: too long to run once per operation.
     checks = [each for each in every if not each.option and each.clause != PRODUCTION_SIZES_CLAUSE]
-    said = _judge_checks(implementation, made, operations, checks)
+    said, declined = _judge_checks(implementation, made, operations, checks)
     reaches: dict[tuple[str, str], ClauseReach] = {}
     for check, outcome in zip(checks, said, strict=True):
         reach = reaches.setdefault((check.clause, check.family), ClauseReach(check.clause, check.family))
@@ -167,7 +167,7 @@ def preview_coverage(implementation: Any, surface: Mapping[str, OperationStatus]
             reach.missing = list(dict.fromkeys([*reach.missing, outcome.missing]))
         else:
             reach.through = sorted({*reach.through, *outcome.through})
-    lacking = [check for check, outcome in zip(checks, said, strict=True) if outcome.missing]
+    lacking = {check: ops for check, outcome, ops in zip(checks, said, declined, strict=True) if outcome.missing}
     gains = [_gain_of(implementation, made, operations, op, lacking) for each in made.values() for op in each.missing]
     return CoveragePreview(list(reaches.values()), sorted((each for each in gains if each.checks), key=lambda gain: -gain.checks))
 
@@ -178,11 +178,19 @@ class _RestrictedRunner(CheckRunner):
     def __init__(self, restricted: RestrictedImplementation, by_value: bool) -> None:
         super().__init__(restricted)
         self._by_value = by_value
+        self._subjects: list[Subject] = []
 
     def begin(self, check: Check | None = None) -> Subject:
         subject = super().begin(check)
         subject.by_value = self._by_value
+        self._subjects.append(subject)
         return subject
+
+    def judge_and_list_declined(self, check: Check) -> tuple[CheckResult, set[str]]:
+        """Return the result of a check, and the operations that it called and that are not provided."""
+        self._subjects.clear()
+        result = self.judge_check(check)
+        return result, {op for subject in self._subjects for op in subject.declined}
 
 
 def _without_counting(limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,25 +201,28 @@ def _without_counting(limits: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _judge_checks(
-    implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], checks: Sequence[Check]
-) -> list[CheckResult]:
+    implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], checks: Iterable[Check]
+) -> tuple[list[CheckResult], list[set[str]]]:
+    """Return the results, and the operations that each check called and that are not provided."""
     limits = getattr(implementation, "limits", None) or {}
     # These limits change how blocks are counted, not what can be judged, and kvref's own caches count as the specification does.
     limits = _without_counting(limits)
     restricted = RestrictedImplementation(limits, operations, families, implementation.formats, implementation.level)
     judge = _RestrictedRunner(restricted, isinstance(implementation, JsonClient))
-    found = [judge.judge_check(check) for check in checks]
-    return [
+    found = [judge.judge_and_list_declined(check) for check in checks]
+    results = [
         CheckResult(each.check.name, "failed", through=list(each.derivations_used)) if isinstance(each, Failure) else each
-        for each in found
+        for each, _ in found
     ]
+    return results, [declined for _, declined in found]
 
 
 def _gain_of(
-    implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], op: str, lacking: Sequence[Check]
+    implementation: Any, families: Mapping[str, OperationStatus], operations: set[str], op: str,
+    lacking: Mapping[Check, set[str]],
 ) -> Gain:  # fmt: skip
-    family = next(name for name, each in families.items() if op in each.missing)
-    concerned = [check for check in lacking if check.family == family]
-    said = _judge_checks(implementation, families, {*operations, op}, concerned)
+    """lacking: the checks for which operations are missing, with those that they called. Any other check stays as it is."""
+    concerned = [check for check, declined in lacking.items() if op in declined]
+    said, _ = _judge_checks(implementation, families, {*operations, op}, concerned)
     more = [check for check, outcome in zip(concerned, said, strict=True) if not outcome.missing]
     return Gain(op, len(more), list(dict.fromkeys(check.clause for check in more)))
