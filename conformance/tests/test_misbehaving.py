@@ -137,7 +137,7 @@ def test_what_dies_while_it_is_loaded_cannot_be_judged(check, name, how):
     assert done.stderr == f"kvref: misbehaving:{name}: loading it ended the process: the process {how}\n"
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_what_writes_everywhere_is_told_with_the_calls_before(check):
     done = check("WritesEverywhere", "--clause", "BLOCK-04")
     assert "got      none: the implementation wrote to a file descriptor" in done.stdout
@@ -200,7 +200,7 @@ def test_a_replay_outlives_it_too(check, tmp_path):
     ]
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_vectors_outlive_it_too(beside):
     judge = make_runner(RunOptions("misbehaving:LeavesAsIfAllWereWell", Effort()))
     held = [each for each in vectors.check_vectors(HERE.parent / "vectors", judge) if each.group == "blocks"]
@@ -212,7 +212,7 @@ def test_vectors_outlive_it_too(beside):
     assert any(each.verdict == "passed" for each in held)
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     quick = ("-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", SOME)

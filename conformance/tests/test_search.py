@@ -74,7 +74,7 @@ class Page(HTMLParser):
         self.plots += tag == "svg" and dict(attrs)["role"] == "img" and "over time" in dict(attrs)["aria-label"]
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_a_right_cache_is_not_blamed_and_what_was_met_is_kept(kvref, tmp_path):
     done = kvref("search", "numpy", "--minutes", "1", "--workers", "2", "--corpus", "kept")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -211,7 +211,7 @@ def numpy_judge():
     judge.close()
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_the_same_seed_and_one_worker_ask_the_same_and_find_the_same(numpy_judge, tmp_path):
     runs = [explored(Here(30, numpy_judge), Corpus(tmp_path, "numpy"), seed=seed) for seed in (4, 4, 5)]
     first, second, other = runs
