@@ -190,6 +190,8 @@ class _RestrictedRunner(CheckRunner):
         """Return the result of a check, and the operations that it called and that are not provided."""
         self._subjects.clear()
         result = self.judge_check(check)
+        if isinstance(result, Failure):
+            result = CheckResult(check.name, "failed", through=list(result.derivations_used))
         return result, {op for subject in self._subjects for op in subject.declined}
 
 
@@ -210,11 +212,7 @@ def _judge_checks(
     restricted = RestrictedImplementation(limits, operations, families, implementation.formats, implementation.level)
     judge = _RestrictedRunner(restricted, isinstance(implementation, JsonClient))
     found = [judge.judge_and_list_declined(check) for check in checks]
-    results = [
-        CheckResult(each.check.name, "failed", through=list(each.derivations_used)) if isinstance(each, Failure) else each
-        for each, _ in found
-    ]
-    return results, [declined for _, declined in found]
+    return [result for result, _ in found], [declined for _, declined in found]
 
 
 def _gain_of(
