@@ -33,7 +33,7 @@ from kvref_conformance.implementations.backends import OnBackend
 
 class Tables(BlockTables):
     def slots(self, *where):
-        return super().slots(*where) % 1500  # past a hundred of blocks two tokens share a slot
+        return super().slots(*where) % 1500  # past 1,500 slots two tokens share one
 
 class Wraps(OnBackend):
     name = "wraps"

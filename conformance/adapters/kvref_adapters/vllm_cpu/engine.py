@@ -27,7 +27,7 @@ from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 BLOCK = 32  # tokens per block; on a CPU a multiple of 32
 BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
 SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests are preempted
-HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256)  # that its attention on a CPU has
+HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # that its attention on a CPU has
 # Engines by adapter, canary and number of blocks. They are never deleted: deleting one destroys the groups of the others, which
 # are global to the process.
 ENGINES: dict[tuple[str, Canary, int], LLMEngine] = {}
@@ -62,7 +62,7 @@ class Vllm(EngineAdapter):
         asked: dict[str, Any] = {
             "model": str(folder), "dtype": self.dtype, "max_model_len": canary.context, "block_size": BLOCK,
             "num_gpu_blocks_override": blocks + 1,  # one is the null block
-            "max_num_seqs": 8, "max_num_batched_tokens": max(BATCH, 8), "enable_prefix_caching": True,
+            "max_num_seqs": 8, "max_num_batched_tokens": BATCH, "enable_prefix_caching": True,
             "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
         }  # fmt: skip
         return LLMEngine.from_engine_args(EngineArgs(**asked | self.options))
