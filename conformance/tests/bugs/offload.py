@@ -346,3 +346,14 @@ def slots_are_counted_in_bytes(patch):
 def only_so_many_keys_are_counted(patch):
     lookup = HostStore.lookup
     patch.setattr(HostStore, "lookup", lambda self, keys: min(lookup(self, keys), 64))
+
+
+@bug("LAW-17")
+def places_are_returned_in_the_list_of_the_last_call(patch):
+    places, returned = HostStore.places, []
+
+    def reused(self, keys):
+        returned[:] = places(self, keys)
+        return returned
+
+    patch.setattr(HostStore, "places", reused)

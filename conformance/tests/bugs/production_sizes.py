@@ -8,6 +8,7 @@ from kvref.block_pool import BlockPool
 from kvref.block_tables import BlockTables
 from kvref.buffers import BufferPool
 from kvref.contiguous import ContiguousCache
+from kvref.host_store import HostStore
 from kvref.paged import PagedCache
 from kvref.pooled import PooledCache
 from kvref.quantized import QuantizedCache
@@ -399,3 +400,13 @@ def the_last_layer_is_as_long_as_the_first_past_256_tokens(patch):
 def lengths_are_kept_in_16_bits(patch):
     length = PagedCache.length
     patch.setattr(PagedCache, "length", lambda self, sequence, layer: int(np.int16(length(self, sequence, layer) & 0x7FF)))
+
+
+@real("offload")
+def places_of_a_host_store_have_16_bits(patch):
+    places = HostStore.places
+
+    def narrow(self, keys):
+        return [place & 0xFFFF for place in places(self, keys)]
+
+    patch.setattr(HostStore, "places", narrow)

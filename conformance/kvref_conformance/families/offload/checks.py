@@ -9,7 +9,7 @@ from kvref_conformance.calls.messages import error_kinds
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.testlib.assertions import assert_equal, assert_true, may_raise, raises
+from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_true, may_raise, raises
 from kvref_conformance.testlib.fixtures import new_object, require_sizes
 from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.law_adapter import assert_counters_within_bounds, call_tolerating_errors
@@ -450,6 +450,39 @@ def prepare_store_evicts_keys_in_the_order_of_their_last_use(subject: Subject) -
 def refused(store: StoreFixture, name: str, keys: list[int]) -> None:
     with raises("KeyNotFound"):
         getattr(store.cache, name)(keys)
+
+
+# LAW-17 and LAW-18: the lists that a host store returns, and stores of thousands of keys.
+
+
+@check("LAW-17", "offload")
+def results_stay_after_later_calls(subject: Subject) -> None:
+    kept, store = KeptResults(subject), StoreFixture(subject, full=False)
+    keys = [FIRST + number for number in range(2 * store.capacity)]
+    for key in keys:  # each of the second half takes the place of a key of the first half
+        kept.add(f"prepare_store([{key}])", store.cache.as_is("prepare_store", [key]))
+        kept.add(f"places([{key}])", store.cache.as_is("places", [key]))
+        store.cache.complete_store([key])
+    kept.assert_unchanged()
+
+
+@check("LAW-18", "offload")
+def places_of_thousands_of_keys_are_distinct(subject: Subject) -> None:
+    """Places exceed 16 bits, and every key is evicted once."""
+    store = new_object(subject, "offload", capacity=70_000)
+    count = store.config["capacity"]
+    first, second = ([start + 3 * number for number in range(count)] for start in (FIRST, 2 * FIRST))
+    for keys, evicted in ((first, set[int]()), (second, set(first))):
+        stored, lost = (set(part) for part in store.prepare_store(keys))
+        assert_true(stored == set(keys), "keys that prepare_store returns as new", f"all {count}", len(stored))
+        assert_true(lost == evicted, "keys that prepare_store evicts", f"the {len(evicted)} stored before", len(lost))
+        store.complete_store(keys)
+        assert_equal((store.lookup(keys), store.num_free), (count, 0), f"keys that lookup finds, and num_free, of {count} stored")
+        places = [int(place) for place in store.places(keys)]
+        assert_true(
+            set(places) == set(range(count)), "places of the keys of a full store", f"all {count}, each once", len(set(places))
+        )
+    assert_equal(store.lookup(first), 0, "keys that lookup finds of those that were evicted")
 
 
 # MOVE-13: concurrent calls to a host store.
