@@ -12,35 +12,34 @@ from kvref_conformance.fuzz.base_machine import (
     ANY_INDEX,
     LAST_INDEX,
     TRUNCATION,
-    FamilyStateMachine,
-    choose_one,
     clip_index,
     make_pair,
+)
+from kvref_conformance.fuzz.prompted_machine import (
+    BRANCH,
+    FRESH,
+    PROMPT_LENGTH,
+    SALT,
+    SEQUENCE,
+    PromptedStateMachine,
+    prompt,
+    salted,
 )
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.oracle.formats import group_of
 
-SEQUENCE = ANY_INDEX
 STEP = st.sampled_from((1, 1, 1, 2, 3, 5, 5, 0, 8, 1))  # tokens of a step
 ALL = 99  # stands for as many queries as there are tokens
 ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # number of queries in a call of `attend`
 TIMES = st.sampled_from((1, 2, 2, 4, 6))  # steps in a row
-BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # the position at which a prompt begins to differ from the common prompt; 0: nowhere
-SALT = st.sampled_from(("", "", "", "", "a"))
 SOMETIMES = st.sampled_from((False, False, True))
 TO = st.sampled_from((None, None, None, 0, 1, 2))
-MANY = 3  # live sequences
-FRESH = 10**6  # tokens above this are in no prompt
 
 
-def prompt(branch: int, count: int) -> list[int]:
-    """Returns a prompt; many of them have a common prefix."""
-    return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
-
-
-class GroupedStateMachine(FamilyStateMachine):
+class GroupedStateMachine(PromptedStateMachine):
     family = "grouped"
+    max_sequences = 3
 
     @initialize(
         blocks=st.sampled_from((12, 9, 16, 7, 24, 5)), size=st.sampled_from((2, 1, 3, 2)), groups=st.sampled_from((2, 2, 3, 1)),
@@ -48,8 +47,7 @@ class GroupedStateMachine(FamilyStateMachine):
         dtype=DTYPE,
     )  # fmt: skip
     def new(self, blocks: int, size: int, groups: int, each: int, window: int, dim: int, dtype: str) -> None:
-        self.plans: dict[int, list[int]] = {}  # per sequence, the tokens of its prompt
-        self.fresh, dtype = FRESH, scaled_too(self, dtype)
+        dtype = scaled_too(self, dtype)
         dim = max(dim, group_of(dtype))
         self.make_object(
             num_blocks=blocks, block_size=size, num_layers=groups * each, num_groups=groups, window=window, num_kv_heads=1,
@@ -66,64 +64,35 @@ class GroupedStateMachine(FamilyStateMachine):
         assert isinstance(found, Grouped)
         return found
 
-    def sequence(self, which: int) -> int:
-        """Returns the id of a live sequence for any index, or for LAST_INDEX an unknown id."""
-        found = None if which == LAST_INDEX else choose_one(self.known.lengths, which)
-        return max(self.known.ids, default=0) + 1 if found is None else found
+    @property
+    def lengths(self) -> dict[int, int]:
+        return self.known.lengths
 
-    def room(self) -> bool:
-        """Returns whether one more sequence can be created."""
-        return len(self.known.lengths) < min(MANY, self.subject.size("sequences", 99))
+    @property
+    def committed(self) -> dict[int, list[int]]:
+        return {sequence: tokens for sequence, (_, tokens) in self.known.told.items()}
+
+    @property
+    def has_unknown_hits(self) -> bool:
+        return self.known.held.unsure
 
     def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
         self.edited = self.sequence(which)
         return {
-            "create": lambda number: self.continue_with(self.call("create", self.objects[0]) if self.room() else None),
+            "create": self.create_in_a_row,
             "drop": self.drop_in_a_row,
             "fork": self.fork_in_a_row,
             "truncate": self.truncate_in_a_row,
             "begin": self.begin_in_a_row,
-            "commit": lambda number: self.commit_what_is_there(self.edited),
+            "commit": lambda number: self.commit_all(self.edited),
             "reset": self.reset_in_a_row,
             "step": lambda number: self.rows(self.edited, (1 + number) * self.stride, "uneven"),
         }
 
-    def continue_with(self, sequence: int | None) -> None:
-        """Makes the next edits on this sequence, if it was created."""
-        self.edited = self.edited if sequence is None else sequence
-
-    def drop_in_a_row(self, number: int) -> None:
-        self.call("drop", self.objects[0], sequence=self.edited)
-        self.continue_with(choose_one(self.known.lengths, number))
-
-    def fork_in_a_row(self, number: int) -> None:
-        if self.room():
-            child = self.call("fork", self.objects[0], sequence=self.edited)
-            self.continue_with(child if number % 2 else None)
-
     def truncate_in_a_row(self, number: int) -> None:
-        length = self.known.lengths.get(self.edited, 0)
+        length = self.lengths.get(self.edited, 0)
         self.call("truncate", self.objects[0], sequence=self.edited, length=0 if number == 7 else max(0, length - number))
         self.plans[self.edited] = []
-
-    def begin_in_a_row(self, number: int) -> None:
-        if self.room() and not self.known.held.unsure:
-            tokens = prompt((0, 0, 3, 5)[number % 4] * self.stride, (2 + number) * self.stride)
-            begun = self.call("begin", self.objects[0], tokens=tokens)
-            if begun is not None:
-                self.plans[begun] = tokens
-                self.continue_with(begun)
-
-    def reset_in_a_row(self, number: int) -> None:
-        for sequence in list(self.known.lengths):
-            self.call("drop", self.objects[0], sequence=sequence)
-        self.call("reset", self.objects[0])
-
-    @precondition(lambda self: self.objects)
-    @rule()
-    def create(self) -> None:
-        if self.room():
-            self.call("create", self.objects[0])
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=STEP, times=TIMES, commit=st.booleans(), kind=row_kinds())
@@ -132,7 +101,7 @@ class GroupedStateMachine(FamilyStateMachine):
         for _ in range(times):
             self.rows(sequence, count * self.stride, kind)
             if commit:
-                self.commit_what_is_there(sequence)
+                self.commit_all(sequence)
 
     step_more = step
     step_again = step
@@ -147,23 +116,10 @@ class GroupedStateMachine(FamilyStateMachine):
         keys, values = self.source.wrong_pair((self.config["num_layers"], 2, *self.shape), wrong, side)
         self.call("step", self.objects[0], sequence=self.sequence(which), keys=keys, values=values)
 
-    def tokens(self, sequence: int) -> list[int]:
-        """Returns the tokens of a sequence: the committed ones, then those of its prompt, then tokens of no prompt."""
-        told, length = self.known.told[sequence][1], self.known.lengths[sequence]
-        tokens = [*told, *self.plans.get(sequence, [])[len(told) :]][:length]
-        while len(tokens) < length:
-            self.fresh += 1
-            tokens.append(self.fresh)
-        return tokens
-
-    def commit_what_is_there(self, sequence: int) -> None:
-        if sequence in self.known.lengths:
-            self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
-
     @precondition(lambda self: self.objects)
     @rule(
         branch=BRANCH,
-        count=st.integers(0, 12),
+        count=PROMPT_LENGTH,
         salt=SALT,
         by=st.sampled_from((1, 2, 1, 20)),
         late=SOMETIMES,
@@ -172,43 +128,25 @@ class GroupedStateMachine(FamilyStateMachine):
     )
     def begin(self, branch: int, count: int, salt: str, by: int, late: bool, drop: bool, kind: str) -> None:
         """Serves a prompt as an engine does: appends the tokens after the hit in steps, and commits after each or the last."""
-        if self.known.held.unsure:
+        if self.has_unknown_hits:
             return
-        if not self.room() and self.known.lengths:
-            self.call("drop", self.objects[0], sequence=self.sequence(branch % MANY))
+        if not self.room() and self.lengths:
+            self.call("drop", self.objects[0], sequence=self.sequence(branch % self.max_sequences))
         tokens = prompt(branch * self.stride, count * self.stride)
-        begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+        begun = self.call("begin", self.objects[0], tokens=tokens, **salted(salt))
         if begun is None:
             return
         self.plans[begun] = tokens
-        while self.going and begun in self.known.lengths and (length := self.known.lengths[begun]) < len(tokens):
+        while self.going and begun in self.lengths and (length := self.lengths[begun]) < len(tokens):
             self.rows(begun, min(by * self.stride, len(tokens) - length), kind)
-            if self.known.lengths.get(begun) == length:
+            if self.lengths.get(begun) == length:
                 return  # there is no room
-            if not late or self.known.lengths.get(begun) == len(tokens):
-                self.commit_what_is_there(begun)
+            if not late or self.lengths.get(begun) == len(tokens):
+                self.commit_all(begun)
         if drop and self.going:
             self.call("drop", self.objects[0], sequence=begun)
 
     begin_more = begin
-
-    @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, wrong=st.sampled_from((0, 0, 1, 2, 3, 3)))
-    def commit(self, which: int, wrong: int) -> None:
-        sequence = self.sequence(which)
-        if wrong == 3:
-            told = choose_one((each for each, (_, tokens) in self.known.told.items() if tokens), which)
-            if told is None:
-                return  # no sequence has committed tokens
-            sequence = told
-        if sequence not in self.known.lengths:
-            self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
-        elif not wrong:
-            self.commit_what_is_there(sequence)
-        else:
-            there = self.tokens(sequence)
-            tokens = {1: [*there, 1], 2: [*there[:-1], -1], 3: [FRESH, *there[1:]]}
-            self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=TRUNCATION, to=TO, count=STEP, kind=row_kinds())
@@ -220,16 +158,11 @@ class GroupedStateMachine(FamilyStateMachine):
         sequence = self.sequence(which)
         if draft:
             self.rows(sequence, draft * self.stride, kind)
-        length = self.known.lengths.get(sequence, 0)
+        length = self.lengths.get(sequence, 0)
         self.call("truncate", self.objects[0], sequence=sequence, length=length - back if to is None else to)
-        if sequence in self.known.lengths:
+        if sequence in self.lengths:
             self.plans[sequence] = []
             self.rows(sequence, count * self.stride, kind)
-
-    @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE)
-    def drop(self, which: int) -> None:
-        self.call("drop", self.objects[0], sequence=self.sequence(which))
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=STEP, kind=row_kinds())
@@ -244,16 +177,16 @@ class GroupedStateMachine(FamilyStateMachine):
 
     def commit_after_fork(self, sequence: int, child: int, kind: str) -> None:
         """Replaces a committed token of the child and commits it. The parent then commits wrong tokens, and its own."""
-        committed = list(self.known.told[sequence][1])
+        committed = list(self.committed[sequence])
         if committed:
             self.call("truncate", self.objects[0], sequence=child, length=len(committed) - 1)
             self.plans[child] = []
         for each in (child, sequence):
             if committed and each == sequence:
                 self.call("commit", self.objects[0], sequence=sequence, tokens=[*committed[:-1], FRESH])
-            if each in self.known.lengths:
+            if each in self.lengths:
                 self.rows(each, self.stride, kind)
-                self.commit_what_is_there(each)
+                self.commit_all(each)
 
     fork_more = fork
 
@@ -266,26 +199,12 @@ class GroupedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY_INDEX, count=ASKED, group=st.integers(1, 2), kind=row_kinds(everything=False))
     def attend(self, which: int, layer: int, count: int, group: int, kind: str) -> None:
-        count = self.known.lengths.get(self.sequence(which), 1) if count == ALL else count
+        count = self.lengths.get(self.sequence(which), 1) if count == ALL else count
         query = self.source.rows((count, self.shape[0] * group, self.shape[1]), kind)
         layer = clip_index(layer, self.config["num_layers"])
         self.call_quietly("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
 
     attend_more = attend
-
-    @precondition(lambda self: self.objects)
-    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
-    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
-        tokens = [*prompt(branch * self.stride, count * self.stride), *([-1] if wrong else [])]
-        if wrong or not self.known.held.unsure:
-            self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
-
-    @precondition(lambda self: self.objects)
-    @rule(all=st.booleans())
-    def reset(self, all: bool) -> None:
-        for sequence in list(self.known.lengths) if all else []:
-            self.call("drop", self.objects[0], sequence=sequence)
-        self.call("reset", self.objects[0])
 
 
 # The states of the grouped cache that random call sequences should reach, because bugs depend on them.

@@ -13,31 +13,22 @@ from kvref_conformance.fuzz.base_machine import (
     ANY_INDEX,
     DAMAGE_KIND,
     LAST_INDEX,
-    FamilyStateMachine,
     choose_one,
     clip_index,
     damage_saved_data,
 )
+from kvref_conformance.fuzz.prompted_machine import BRANCH, PROMPT_LENGTH, SALT, SEQUENCE, PromptedStateMachine, prompt, salted
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
-SEQUENCE = ANY_INDEX
 COUNT = st.sampled_from((1, 1, 2, 3, 4, 6, 1, 0, 9))  # tokens of an append
 KIND = st.sampled_from(("whole", "whole", "real", "whole", "real", "nan"))
-BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # the position at which a prompt begins to differ from the common prompt; 0: nowhere
-SALT = st.sampled_from(("", "", "", "", "a"))
 BACK = st.sampled_from((1, 2, 1, 3, 0, 5, -1))  # tokens that truncate removes
-MANY = 4  # live sequences
-FRESH = 10**6  # tokens above this are in no prompt
 
 
-def prompt(branch: int, count: int) -> list[int]:
-    """Returns a prompt; many of them have a common prefix."""
-    return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
-
-
-class RecurrentStateMachine(FamilyStateMachine):
+class RecurrentStateMachine(PromptedStateMachine):
     family = "recurrent"
+    max_sequences = 4
 
     @initialize(
         blocks=st.sampled_from((6, 4, 9, 3, 12)), layers=st.sampled_from((1, 2)), inputs=st.sampled_from((3, 1, 2)),
@@ -56,8 +47,6 @@ class RecurrentStateMachine(FamilyStateMachine):
         dtype: str,
         matrix_dtype: str,
     ) -> None:
-        self.plans: dict[int, list[int]] = {}  # per sequence, the tokens of its prompt
-        self.fresh = FRESH
         self.make_object(
             num_blocks=blocks, num_layers=layers, num_heads=1, channels=2, num_inputs=inputs, key_dim=width, value_dim=2,
             delta_rule=rule, max_drafts=drafts, interval=interval, dtype=dtype, matrix_dtype=matrix_dtype,
@@ -71,14 +60,17 @@ class RecurrentStateMachine(FamilyStateMachine):
         assert isinstance(found, Recurrent)
         return found
 
-    def sequence(self, which: int) -> int:
-        """Returns the id of a live sequence for any index, or for LAST_INDEX an unknown id."""
-        found = None if which == LAST_INDEX else choose_one(self.known.sequences, which)
-        return max(self.known.ids, default=0) + 1 if found is None else found
+    @property
+    def lengths(self) -> dict[int, int]:
+        return {sequence: found.length for sequence, found in self.known.sequences.items()}
 
-    def room(self) -> bool:
-        """Returns whether one more sequence should be created."""
-        return len(self.known.sequences) < min(MANY, self.subject.size("sequences", 99))
+    @property
+    def committed(self) -> dict[int, list[int]]:
+        return {sequence: found.tokens for sequence, found in self.known.sequences.items()}
+
+    @property
+    def has_unknown_hits(self) -> bool:
+        return self.known.unsure
 
     def tokens(self, *shape: int, kind: str) -> Tokens:
         rng = np.random.default_rng(self.source.num_made)
@@ -103,19 +95,15 @@ class RecurrentStateMachine(FamilyStateMachine):
             "checkpoint": lambda number: self.call("checkpoint", self.objects[0], sequence=self.edited),
             "truncate": self.truncate_in_a_row,
             "begin": self.begin_in_a_row,
-            "commit": lambda number: self.commit_what_is_there(self.edited),
+            "commit": lambda number: self.commit_all(self.edited),
             "reset": self.reset_in_a_row,
             "load": self.load_in_a_row,
         }
 
-    edit_in_a_row_again = FamilyStateMachine.edit_in_a_row
+    edit_in_a_row_again = PromptedStateMachine.edit_in_a_row
 
     def save_before_edits(self) -> Any:
         return self.call_quietly("save", self.objects[0], sequence=self.edited)
-
-    def continue_with(self, sequence: int | None) -> None:
-        """Makes the next edits on this sequence, if it was created."""
-        self.edited = self.edited if sequence is None else sequence
 
     def make_room(self) -> bool:
         """Drops sequences until there is a free block for a new one. Returns whether one more sequence should be created."""
@@ -124,50 +112,18 @@ class RecurrentStateMachine(FamilyStateMachine):
                 self.call("drop", self.objects[0], sequence=each)
         return self.room() and self.going
 
-    def create_in_a_row(self, number: int) -> None:
-        if self.make_room():
-            self.continue_with(self.call("create", self.objects[0]))
-
-    def drop_in_a_row(self, number: int) -> None:
-        self.call("drop", self.objects[0], sequence=self.edited)
-        self.continue_with(choose_one(self.known.sequences, number))
-
-    def fork_in_a_row(self, number: int) -> None:
-        if self.make_room():
-            child = self.call("fork", self.objects[0], sequence=self.edited)
-            self.continue_with(child if number % 2 else None)
-
     def truncate_in_a_row(self, number: int) -> None:
         """Truncates to a length whose state can be restored, or to any length."""
         found, length = self.known.sequences.get(self.edited, RecurrentSequence([()])), self.length(self.edited)
         restorable = {0, length, *found.checkpoints, *found.drafts}
         self.truncate_to(self.edited, max(0, length - 3) if number == 7 else choose_one(restorable, -number) or 0)
 
-    def begin_in_a_row(self, number: int) -> None:
-        if self.make_room() and not self.known.unsure:
-            tokens = prompt((0, 0, 3, 5)[number % 4], 2 + number)
-            begun = self.call("begin", self.objects[0], tokens=tokens)
-            if begun is not None:
-                self.plans[begun] = tokens
-                self.continue_with(begun)
-
     def load_in_a_row(self, number: int) -> None:
         self.call("load", self.objects[0], sequence=self.edited, data=self.saved)
         self.plans[self.edited] = []
 
-    def reset_in_a_row(self, number: int) -> None:
-        for sequence in list(self.known.sequences):
-            self.call("drop", self.objects[0], sequence=sequence)
-        self.call("reset", self.objects[0])
-
     def length(self, sequence: int) -> int:
         return self.known.sequences[sequence].length if sequence in self.known.sequences else 0
-
-    @precondition(lambda self: self.objects)
-    @rule()
-    def create(self) -> None:
-        if self.room():
-            self.call("create", self.objects[0])
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=COUNT, kind=KIND, checkpoint=st.booleans())
@@ -249,11 +205,6 @@ class RecurrentStateMachine(FamilyStateMachine):
         self.call("checkpoint", self.objects[0], sequence=self.sequence(which))
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE)
-    def drop(self, which: int) -> None:
-        self.call("drop", self.objects[0], sequence=self.sequence(which))
-
-    @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=COUNT, kind=KIND)
     def fork(self, which: int, count: int, kind: str) -> None:
         if self.room() or which == LAST_INDEX:
@@ -269,29 +220,16 @@ class RecurrentStateMachine(FamilyStateMachine):
         layer = clip_index(layer, self.config["num_layers"])
         self.call_quietly("apply", self.objects[0], sequence=self.sequence(which), layer=layer, query=query)
 
-    def known_tokens(self, sequence: int) -> list[int]:
-        """Returns the tokens of a sequence: the committed ones, then the tokens of its prompt, then tokens of no prompt."""
-        found = self.known.sequences[sequence]
-        tokens = [*found.tokens, *self.plans.get(sequence, [])[len(found.tokens) :]][: found.length]
-        while len(tokens) < found.length:
-            self.fresh += 1
-            tokens.append(self.fresh)
-        return tokens
-
-    def commit_what_is_there(self, sequence: int) -> None:
-        if sequence in self.known.sequences:
-            self.call("commit", self.objects[0], sequence=sequence, tokens=self.known_tokens(sequence))
-
     @precondition(lambda self: self.objects)
-    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, by=st.sampled_from((1, 2, 3)), drop=st.booleans())
+    @rule(branch=BRANCH, count=PROMPT_LENGTH, salt=SALT, by=st.sampled_from((1, 2, 3)), drop=st.booleans())
     def begin(self, branch: int, count: int, salt: str, by: int, drop: bool) -> None:
         """Serves a prompt as an engine does: appends the tokens after the hit, with checkpoints, and commits them."""
-        if self.known.unsure:
+        if self.has_unknown_hits:
             return
         if not self.room() and self.known.sequences:
-            self.call("drop", self.objects[0], sequence=self.sequence(branch % MANY))
+            self.call("drop", self.objects[0], sequence=self.sequence(branch % self.max_sequences))
         tokens = prompt(branch, count)
-        begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {})) if self.going else None
+        begun = self.call("begin", self.objects[0], tokens=tokens, **salted(salt)) if self.going else None
         if begun is None:
             return
         self.plans[begun] = tokens
@@ -300,43 +238,11 @@ class RecurrentStateMachine(FamilyStateMachine):
             if self.length(begun) == length:
                 return
             self.call("checkpoint", self.objects[0], sequence=begun)
-            self.commit_what_is_there(begun)
+            self.commit_all(begun)
         if drop and self.going:
             self.call("drop", self.objects[0], sequence=begun)
 
     begin_more = begin
-
-    @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, wrong=st.sampled_from((0, 0, 1, 2, 3, 3)))
-    def commit(self, which: int, wrong: int) -> None:
-        sequence = self.sequence(which)
-        if wrong == 3:
-            committed = [each for each, found in self.known.sequences.items() if found.tokens]
-            if not committed:
-                self.commit_what_is_there(sequence)
-            sequence = sequence if (told := choose_one(committed, which)) is None else told
-        if sequence not in self.known.sequences:
-            self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
-        elif not wrong:
-            self.commit_what_is_there(sequence)
-        else:
-            there = self.known_tokens(sequence)
-            tokens = {1: [*there, 1], 2: [*there[:-1], -1], 3: [FRESH, *there[1:]]}
-            self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
-
-    @precondition(lambda self: self.objects)
-    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
-    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
-        if wrong or not self.known.unsure:
-            tokens = [*prompt(branch, count), *([-1] if wrong else [])]
-            self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
-
-    @precondition(lambda self: self.objects)
-    @rule(all=st.booleans())
-    def reset(self, all: bool) -> None:
-        for sequence in list(self.known.sequences) if all else []:
-            self.call("drop", self.objects[0], sequence=sequence)
-        self.call("reset", self.objects[0])
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, into=SEQUENCE, count=COUNT, damage=DAMAGE_KIND, kind=KIND)
