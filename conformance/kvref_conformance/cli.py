@@ -66,6 +66,16 @@ def _parser() -> argparse.ArgumentParser:
                 parser.error(f"argument {option_string}: expected one, got {getattr(namespace, self.dest)} and {values}")
             setattr(namespace, self.dest, values)
 
+    class Version(argparse.Action):
+        """Prints the version of kvref, and the size of the specification that it judges by."""
+
+        def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> NoReturn:
+            from kvref import __version__
+            from kvref_conformance.clauses import all_clauses, spec
+
+            print(f"kvref {__version__}: {len(all_clauses())} clauses in {len(spec())} chapters")
+            parser.exit()
+
     class Parser(argparse.ArgumentParser):
         """Suggests the nearest choice for one that does not exist. Its subparsers are of this class too."""
 
@@ -75,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
             super().error(message)
 
     parser = Parser(prog="kvref", description="Test LLM KV caches against the clauses of a specification.")
+    parser.add_argument("--version", action=Version, nargs=0, help="show the version of kvref and its number of clauses")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(
         "check",

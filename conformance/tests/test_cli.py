@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
@@ -246,6 +247,14 @@ def test_without_its_extra_the_command_says_what_to_install(arguments, needed):
     assert re.fullmatch(
         rf"kvref: {arguments[0]} needs {needed}[a-z.]* \(in a clone: pip install '.\[conformance\]'\)\n", done.stderr
     )
+
+
+def test_the_version_names_the_size_of_the_specification(kvref):
+    chapters = [file.read_text() for file in Path("kvref/spec").glob("*.md")]
+    counts = [len(re.findall(r"^## [A-Z0-9-]+-\d+ · ", text, re.MULTILINE)) for text in chapters]
+    done = kvref("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(rf"kvref \S+: {sum(counts)} clauses in {sum(map(bool, counts))} chapters\n", done.stdout)
 
 
 def test_help_fits_a_terminal(kvref, monkeypatch):
