@@ -56,6 +56,8 @@ NORMATIVE = {
     r"lie|lies|lay|wait|waits)\b": "a verb for what software does",
     r"\bor whoever\b|\bnor may\b": "two sentences",
 }  # fmt: skip
+PROSE = {f"(?i:{pattern})" if pattern.islower() else pattern: instead for pattern, instead in PROSE.items()}
+ANY_RULE = {id(rules): re.compile("|".join(f"(?:{pattern})" for pattern in rules)) for rules in (PROSE, NORMATIVE)}
 ALLOWED = "plain: ok"
 EXAMPLES = ("plain_words.py", "test_language.py")  # files whose literals are the rules above, or sentences that break them
 
@@ -63,21 +65,25 @@ EXAMPLES = ("plain_words.py", "test_language.py")  # files whose literals are th
 def violations(path: Path) -> Iterator[tuple[int, str, str]]:
     """Return (line, words, replacement) for each rule that a file breaks."""
     text = path.read_text(encoding="utf-8")
-    lines = list(_prose_of_python(text) if path.suffix == ".py" else _prose_of_markdown(text))
+    if path.suffix == ".py":
+        nodes = list(ast.walk(ast.parse(text)))
+        yield from _broken(list(_prose_of_python(text, nodes)), PROSE)
+        for message in _messages_of_python(text, nodes) if path.name not in EXAMPLES else ():
+            yield from _broken([message], PROSE)
+        return
+    lines = list(_prose_of_markdown(text))
     yield from _broken(lines, PROSE)
-    for message in _messages_of_python(text) if path.suffix == ".py" and path.name not in EXAMPLES else ():
-        yield from _broken([message], PROSE)
-    if path.parent.name == "spec" and path.suffix == ".md":
+    if path.parent.name == "spec":
         yield from _broken([line for line in lines if line[2]], NORMATIVE)
 
 
 def _broken(lines: list[tuple[int, str, bool]], rules: dict[str, str]) -> Iterator[tuple[int, str, str]]:
-    for pattern, instead in rules.items():
-        flags = re.IGNORECASE if pattern.islower() and rules is PROSE else 0
-        for at, (number, line, _) in enumerate(lines):
-            following = lines[at + 1] if at + 1 < len(lines) else (0, "", False)
-            wrapped = f"{line} {following[1].strip()}" if following[0] == number + 1 else line  # a phrase across a line break
-            found = re.search(pattern, wrapped, flags)
+    """Return what `violations` does, for lines. Most lines break no rule, which one search for any of them shows."""
+    for at, (number, line, _) in enumerate(lines):
+        following = lines[at + 1] if at + 1 < len(lines) else (0, "", False)
+        wrapped = f"{line} {following[1].strip()}" if following[0] == number + 1 else line  # a phrase across a line break
+        for pattern, instead in rules.items() if ANY_RULE[id(rules)].search(wrapped) else ():
+            found = re.search(pattern, wrapped)
             if found and found.start() < len(line) and ALLOWED not in wrapped[: max(found.end(), len(line))]:
                 yield number, found[0].strip(), instead
 
@@ -98,11 +104,12 @@ def _prose_of_markdown(text: str) -> Iterator[tuple[int, str, bool]]:
             yield number, re.sub(r"`[^`]*`", "``", line), normative
 
 
-def _prose_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
+def _prose_of_python(text: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str, bool]]:
+    """Return (number, line, False) of the comments, and of the docstrings with code spans blanked."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string, False
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
             first = node.body[0]
             assert isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
@@ -110,12 +117,12 @@ def _prose_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
                 yield first.lineno + offset, re.sub(r"`[^`]*`", "``", line), False
 
 
-def _messages_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
+def _messages_of_python(text: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str, bool]]:
     """Return the literals and f-strings with a space that are no docstrings. A value in braces counts as the number 7."""
-    tree, lines = ast.parse(text), text.splitlines()
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    lines = text.splitlines()
+    parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             message = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
