@@ -296,25 +296,31 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
 
 def _add_canary_command(commands: argparse._SubParsersAction[Any]) -> None:
     from kvref.canary import Canary
+    from kvref.canary.hybrid import HYBRIDS
     from kvref_canary.files.architectures import ARCHITECTURES
     from kvref_canary.files.huggingface import DTYPES
 
     canary = commands.add_parser(
         "canary",
         help="write a model whose tokens reveal which cache entries were read",
-        description="A tiny Llama with hand-constructed weights: each generated token depends on single entries of the KV cache.",
+        description="A tiny model with hand-constructed weights: each generated token depends on single entries of the KV cache, "
+        "or on the recurrent state.",
     ).add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     make = canary.add_parser(
         "make",
         help="write the model as files that engines load",
         description="Write a canary as a Hugging Face model folder, and as a GGUF file. It generates the token of one period "
-        "ago. With --recalls it generates the token that followed the last token at its previous occurrence.",
+        "ago. With --recalls it generates the token that followed the last token at its previous occurrence. "
+        f"Architectures with recurrent state ({', '.join(HYBRIDS)}) have fixed sizes.",
         epilog="exit status: 0 written, 2 could not run",
     )
     make.add_argument("folder", metavar="DIR", help="folder to write: new, empty, or an older canary")
     make.add_argument("--gguf", metavar="FILE", help="GGUF file to write too, for llama.cpp")
     make.add_argument(
-        "--architecture", choices=ARCHITECTURES, default="llama", help="architecture in config.json (default %(default)s)"
+        "--architecture",
+        choices=(*ARCHITECTURES, *HYBRIDS),
+        default="llama",
+        help="architecture in config.json (default %(default)s)",
     )
     make.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the weights (default %(default)s)")
     make.add_argument("--offsets", metavar="N,N", help="how many tokens back each layer attends (default 16,31)")

@@ -10,6 +10,7 @@ import numpy as np
 import kvref
 from kvref.canary import BOS, EOS, UNKNOWN, Canary, Weights
 from kvref.canary.dimensions import EPSILON
+from kvref.canary.hybrid import HYBRIDS
 from kvref.errors import ConfigError
 from kvref_canary.files.architectures import ARCHITECTURES
 from kvref_canary.files.tokenizer import tokenizer_files
@@ -30,39 +31,49 @@ def make_files(canary: Canary, architecture: str = "llama", dtype: str = "bfloat
 
     Raises ConfigError if the architecture does not support the windows or sizes.
     """
+    config = ARCHITECTURES[architecture].config(canary) | {
+        "vocab_size": canary.vocabulary,
+        "hidden_size": canary.hidden_size,
+        "intermediate_size": canary.intermediate_size,
+        "num_hidden_layers": canary.num_layers,
+        "num_attention_heads": canary.num_query_heads,
+        "num_key_value_heads": canary.num_kv_heads,
+        "head_dim": canary.head_dim,
+        "max_position_embeddings": canary.context,
+        "rms_norm_eps": EPSILON,
+        "rope_theta": canary.theta,
+        "rope_scaling": None,
+        "attention_dropout": 0.0,
+    }
+    sizes = sizes_document(canary, architecture, dtype)
+    return folder_files(canary, sizes, config, ARCHITECTURES[architecture].weights(canary))
+
+
+def folder_files(words: Canary, sizes: dict[str, Any], config: dict[str, Any], tensors: Weights) -> Files:
+    """Return the files of a folder by name.
+
+    words: the canary whose words the tokenizer has. sizes: identifies the canary; its entry `dtype` is that of the weights.
+    """
     special = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": UNKNOWN}
+    general = {"initializer_range": 0.02, "use_cache": True, "torch_dtype": sizes["dtype"]}
     documents = {
-        SIZES_FILE: sizes_document(canary, architecture, dtype),
-        "config.json": {
-            **ARCHITECTURES[architecture].config(canary),
-            **special,
-            "vocab_size": canary.vocabulary,
-            "hidden_size": canary.hidden_size,
-            "intermediate_size": canary.intermediate_size,
-            "num_hidden_layers": canary.num_layers,
-            "num_attention_heads": canary.num_query_heads,
-            "num_key_value_heads": canary.num_kv_heads,
-            "head_dim": canary.head_dim,
-            "max_position_embeddings": canary.context,
-            "rms_norm_eps": EPSILON,
-            "rope_theta": canary.theta,
-            "rope_scaling": None,
-            "attention_dropout": 0.0,
-            "initializer_range": 0.02,
-            "use_cache": True,
-            "torch_dtype": dtype,
-        },
+        SIZES_FILE: sizes,
+        "config.json": config | special | general,
         "generation_config.json": {**special, "do_sample": False},
-        **tokenizer_files(canary),
+        **tokenizer_files(words),
     }
     files = {name: (json.dumps(document, indent=1) + "\n").encode() for name, document in documents.items()}
-    return files | {"model.safetensors": safetensors_file(ARCHITECTURES[architecture].weights(canary), dtype)}
+    return files | {"model.safetensors": safetensors_file(tensors, sizes["dtype"])}
 
 
 def sizes_document(canary: Canary, architecture: str, dtype: str) -> dict[str, Any]:
     """Return the document that identifies the canary."""
-    own = {"kvref_canary": FORMAT, "kvref": kvref.__version__, "architecture": architecture, "dtype": dtype}
-    return own | {name: getattr(canary, name) for name in CANARY_FIELDS}
+    return identity(architecture, dtype) | {name: getattr(canary, name) for name in CANARY_FIELDS}
+
+
+def identity(architecture: str, dtype: str) -> dict[str, Any]:
+    """Return what the documents of all canaries have in common."""
+    return {"kvref_canary": FORMAT, "kvref": kvref.__version__, "architecture": architecture, "dtype": dtype}
 
 
 def safetensors_file(tensors: Weights, dtype: str) -> bytes:
@@ -108,6 +119,10 @@ def require_canary_folder(folder: Path) -> None:
 def load(folder: Path) -> Canary:
     """Return the canary of a folder. Raises CannotRun if the folder is not a canary's."""
     said = _read(folder, f"{folder} is not a canary: expected a folder with a {SIZES_FILE} (kvref canary make {folder})")
+    if said.get("architecture") in HYBRIDS:
+        raise CannotRun(
+            f"{folder} is a hybrid canary ({said['architecture']}): expected one that was made for {', '.join(ARCHITECTURES)}"
+        )
     try:
         fields = {name: said[name] for name in CANARY_FIELDS}
         offsets, windows = (_whole(fields[name]) for name in ("offsets", "windows"))

@@ -11,8 +11,10 @@ from rich.text import Text
 
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
 from kvref.canary.dimensions import KEY_ERRORS, ROUNDOFF
+from kvref.canary.hybrid import CONTEXT, HYBRIDS, WORDS, continued_text, prompt_length
 from kvref.errors import ConfigError
 from kvref_canary.files import gguf, huggingface, vocabulary
+from kvref_canary.files.hybrid import make_hybrid_files
 from kvref_conformance.exceptions import CannotRun
 
 RECALL_SIZES: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # defaults of a canary with --recalls
@@ -20,9 +22,11 @@ MAX_SHOWN_TOKENS = 12  # number of words of the continuation
 
 
 def make_canary(options: argparse.Namespace) -> int:
+    if options.architecture in HYBRIDS:
+        return _make_hybrid(options)
     into, single = Path(options.folder), Path(options.gguf) if options.gguf else None
     try:
-        canary = Canary(**_sizes_of(options))
+        canary = Canary(**(RECALL_SIZES if options.recalls else {}) | _sizes_of(options))
         files = huggingface.make_files(canary, options.architecture, options.dtype)
         data = gguf.gguf_file(canary, options.dtype) if single else b""
     except ConfigError as error:
@@ -42,6 +46,28 @@ def make_canary(options: argparse.Namespace) -> int:
     return 0
 
 
+def _make_hybrid(options: argparse.Namespace) -> int:
+    """Writes a hybrid canary. Raises CannotRun for options that set sizes, which are fixed."""
+    into, architecture = Path(options.folder), options.architecture
+    if options.gguf:
+        raise CannotRun(f"--gguf: expected --architecture llama, got {architecture}")
+    if sizes := _sizes_of(options):
+        raise CannotRun(f"--architecture {architecture}: its sizes are fixed, expected no option for {', '.join(sizes)}")
+    files = make_hybrid_files(architecture, options.dtype)
+    huggingface.write_folder(into, files)
+    text = continued_text(architecture, 0, prompt_length(architecture) + MAX_SHOWN_TOKENS)
+    prompt, expected = (vocabulary.to_text(WORDS, part) for part in (text[:-MAX_SHOWN_TOKENS], text[-MAX_SHOWN_TOKENS:]))
+    console = Console(highlight=False)
+    for line in (
+        f"{architecture} in {options.dtype}; words: {WORDS.words}; context: {CONTEXT}",
+        *_write_files(into, files, None, b""),
+        f"prompt: {prompt}",
+        f"expected: {expected} ...",
+    ):
+        console.print(Text(line), soft_wrap=True)
+    return 0
+
+
 def _sizes_of(options: argparse.Namespace) -> dict[str, Any]:
     """The fields of a Canary that the options set."""
     asked = {
@@ -50,7 +76,7 @@ def _sizes_of(options: argparse.Namespace) -> dict[str, Any]:
         "theta": options.theta, "windows": _parse_numbers("--windows", options.windows, "none"),
         "intermediate_size": options.intermediate, "num_pairs": options.pairs,
     }  # fmt: skip
-    return (RECALL_SIZES if options.recalls else {}) | {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in asked.items() if value not in (None, False)}
 
 
 def _parse_numbers(option: str, said: str | None, none: str | None = None) -> tuple[int | None, ...] | None:

@@ -1,0 +1,72 @@
+"""Hybrid canaries (kvref.canary.hybrid) as Hugging Face model folders."""
+
+from typing import Any
+
+from kvref.canary.dimensions import EPSILON
+from kvref.canary.hybrid import CONTEXT, TAPS, WORDS, require_hybrid
+from kvref.canary.hybrid_weights import (
+    DELTA_DIM,
+    DELTA_HEADS,
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    KERNEL,
+    KV_HEADS,
+    MAMBA_HEAD_DIM,
+    QWEN_HEAD_DIM,
+    STATE_SIZE,
+    hybrid_weights,
+)
+from kvref_canary.files.huggingface import Files, folder_files, identity
+
+ATTENTION: dict[str, Any] = {
+    "intermediate_size": INTERMEDIATE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": CONTEXT, "attention_dropout": 0.0,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": WORDS.theta}
+
+# The entries that only some engines read have a comment; transformers derives them from the others.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "lfm2": ATTENTION | {
+        "model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"], "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"], "full_attn_idxs": [1], "conv_L_cache": TAPS, "conv_bias": False,
+        "norm_eps": EPSILON, "rope_theta": WORDS.theta, "rope_parameters": ROPE, "tie_word_embeddings": True,
+        "tie_embedding": True, "block_auto_adjust_ff_dim": False, "block_ff_dim": INTERMEDIATE,
+        # of mlx-lm:
+        "block_dim": HIDDEN, "block_multiple_of": 1, "block_ffn_dim_multiplier": 1.0, "block_norm_eps": EPSILON,
+    },
+    "mamba2": {
+        "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "num_hidden_layers": 1, "num_heads": 8,
+        "head_dim": MAMBA_HEAD_DIM, "state_size": STATE_SIZE, "expand": 8 * MAMBA_HEAD_DIM // HIDDEN, "conv_kernel": KERNEL,
+        "n_groups": 1, "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "layer_norm_epsilon": EPSILON,
+        "rms_norm": True, "residual_in_fp32": True, "time_step_limit": [0.0, 1e4], "chunk_size": 64,
+        "tie_word_embeddings": False,
+        # of mlx-lm and llama.cpp:
+        "intermediate_size": 8 * MAMBA_HEAD_DIM, "time_step_rank": HIDDEN // 16, "d_state": STATE_SIZE, "d_conv": KERNEL,
+    },
+    "falcon-h1": ATTENTION | {
+        "model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"], "num_hidden_layers": 1, "head_dim": HIDDEN // HEADS,
+        "hidden_act": "silu", "rms_norm_eps": EPSILON, "rope_theta": WORDS.theta, "rope_parameters": ROPE,
+        "tie_word_embeddings": False, "mamba_d_ssm": 4 * MAMBA_HEAD_DIM, "mamba_n_heads": 4, "mamba_d_head": MAMBA_HEAD_DIM,
+        "mamba_n_groups": 1, "mamba_d_state": STATE_SIZE, "mamba_d_conv": KERNEL, "mamba_expand": 1, "mamba_chunk_size": 64,
+        "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_norm_before_gate": False, "mamba_rms_norm": True,
+        "time_step_limit": [0.0, 1e4], "projectors_bias": False, "mlp_bias": False, "attention_bias": False,
+    },
+    "qwen3.5": ATTENTION | {
+        "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 2,
+        "head_dim": QWEN_HEAD_DIM, "hidden_act": "silu", "rms_norm_eps": EPSILON, "tie_word_embeddings": False,
+        "layer_types": ["linear_attention", "full_attention"], "attention_bias": False, "linear_conv_kernel_dim": KERNEL,
+        "linear_key_head_dim": DELTA_DIM, "linear_value_head_dim": DELTA_DIM, "linear_num_key_heads": DELTA_HEADS,
+        "linear_num_value_heads": DELTA_HEADS,
+        "rope_parameters": ROPE | {"partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10], "mrope_interleaved": True},
+        # of mlx-lm and llama.cpp:
+        "full_attention_interval": 2, "attn_output_gate": True, "rope_theta": WORDS.theta, "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
+
+
+def make_hybrid_files(architecture: str, dtype: str = "bfloat16") -> Files:
+    """Return the files of a hybrid canary by name. dtype: of the weights. Raises ConfigError for an unknown architecture."""
+    require_hybrid(architecture)
+    config = CONFIGS[architecture] | {"vocab_size": WORDS.vocabulary, "hidden_size": HIDDEN}
+    return folder_files(WORDS, identity(architecture, dtype), config, hybrid_weights(architecture))

@@ -1,0 +1,302 @@
+"""Hybrid canaries: models with recurrent state, compared with the definitions of their layers and with transformers."""
+
+import doctest
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvref.canary import BLANK, BOS, FIRST_WORD
+from kvref.canary.hybrid import HYBRIDS, WORDS, HybridOracle, continued_text, laps, prompt_length
+from kvref.canary.hybrid_weights import hybrid_weights
+from kvref.errors import ConfigError
+from kvref_canary.diagnosis.recurrent import StateFault, diagnose_state
+from kvref_canary.files.huggingface import load, write_folder
+from kvref_canary.files.hybrid import CONFIGS, make_hybrid_files
+from kvref_conformance.exceptions import CannotRun
+
+MARGINS = {"lfm2": 60, "mamba2": 50, "falcon-h1": 50, "qwen3.5": 60}  # nats on texts that the canary continues
+
+
+def random_words(count, seed=0):
+    """Random words with two special tokens between them."""
+    words = (FIRST_WORD + np.random.default_rng(seed).integers(WORDS.words, size=count)).tolist()
+    words[count // 3], words[count // 2] = BOS, BLANK
+    return words
+
+
+class Forward:
+    """The layers as the papers define them, token by token in float64, on the weights of a canary."""
+
+    def __init__(self, architecture):
+        self.config = CONFIGS[architecture]
+        self.weights = {name: tensor.astype(np.float64) for name, tensor in hybrid_weights(architecture).items()}
+        self.run = {"lfm2": self.lfm2, "mamba2": self.mamba2, "falcon-h1": self.falcon_h1, "qwen3.5": self.qwen35}[architecture]
+        self.shift = 1 if architecture == "qwen3.5" else 0  # a norm's factor is 1 + weight
+
+    def linear(self, name, x):
+        return x @ self.weights[f"{name}.weight"].T
+
+    def norm(self, name, x, shift=None):
+        shift = self.shift if shift is None else shift
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * (shift + self.weights[f"{name}.weight"])
+
+    def convolution(self, name, x):
+        kernel = self.weights[f"{name}.weight"][:, 0]
+        padded = np.concatenate([np.zeros((kernel.shape[1] - 1, x.shape[1])), x])
+        return sum(padded[tap : tap + len(x)] * kernel[:, tap] for tap in range(kernel.shape[1]))
+
+    def attention(self, name, x, dim, out, norms=None, gated=False):
+        query = self.linear(f"{name}.q_proj", x).reshape(len(x), 4, -1)
+        query, gate = (query[..., :dim], query[..., dim:]) if gated else (query, None)
+        key, value = (self.linear(f"{name}.{each}_proj", x).reshape(len(x), 2, dim) for each in "kv")
+        if norms:
+            query, key = self.norm(f"{name}.{norms[0]}", query), self.norm(f"{name}.{norms[1]}", key)
+        angle = np.arange(len(x))[:, None, None] * 10_000.0 ** (-np.arange(32) / 32)
+        query, key = (self.rotate(part, angle) for part in (query, key))
+        key, value = (np.repeat(part, 2, axis=1) for part in (key, value))
+        scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(dim)
+        scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        read = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), value)
+        read = read if gate is None else read / (1 + np.exp(-gate))
+        return self.linear(f"{name}.{out}", read.reshape(len(x), -1))
+
+    def rotate(self, x, angle):
+        first, second, rest = x[..., :32], x[..., 32:64], x[..., 64:]
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+    def mamba(self, name, x, heads):
+        inner = heads * 64
+        z, mixed, step = np.split(self.linear(f"{name}.in_proj", x), [inner, 2 * inner + 256], axis=-1)
+        mixed = silu(self.convolution(f"{name}.conv1d", mixed) + self.weights[f"{name}.conv1d.bias"])
+        values, write, read = np.split(mixed, [inner, inner + 128], axis=-1)
+        step = np.log1p(np.exp(step + self.weights[f"{name}.dt_bias"]))
+        decay = np.exp(-np.exp(self.weights[f"{name}.A_log"]) * step)
+        state, out = np.zeros((heads, 64, 128)), []
+        for at in range(len(x)):
+            new = values[at].reshape(heads, 64, 1) * write[at]
+            state = decay[at][:, None, None] * state + step[at][:, None, None] * new
+            out.append((state @ read[at]).reshape(-1))
+        return self.linear(f"{name}.out_proj", self.norm(f"{name}.norm", np.array(out) * silu(z)))
+
+    def delta_rule(self, name, x):
+        query, key, value = np.split(silu(self.convolution(f"{name}.conv1d", self.linear(f"{name}.in_proj_qkv", x))), 3, axis=-1)
+        query, key, value = (part.reshape(len(x), 2, 128) for part in (query, key, value))
+        query, key = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (query, key))
+        beta = 1 / (1 + np.exp(-self.linear(f"{name}.in_proj_b", x)))
+        step = np.log1p(np.exp(self.linear(f"{name}.in_proj_a", x) + self.weights[f"{name}.dt_bias"]))
+        decay = np.exp(-np.exp(self.weights[f"{name}.A_log"]) * step)
+        state, out = np.zeros((2, 128, 128)), []
+        for at in range(len(x)):
+            state = state * decay[at][:, None, None]
+            there = np.einsum("hk,hkv->hv", key[at], state)
+            state = state + np.einsum("hk,hv->hkv", key[at], beta[at][:, None] * (value[at] - there))
+            out.append(np.einsum("hk,hkv->hv", query[at], state) / math.sqrt(128))
+        gated = self.norm(f"{name}.norm", np.array(out), 0) * silu(self.linear(f"{name}.in_proj_z", x).reshape(len(x), 2, 128))
+        return self.linear(f"{name}.out_proj", gated.reshape(len(x), -1))
+
+    def lfm2(self, x):
+        for layer in range(3):
+            name = f"model.layers.{layer}"
+            normed = self.norm(f"{name}.operator_norm", x)
+            if layer == 1:
+                x = x + self.attention(f"{name}.self_attn", normed, 64, "out_proj", ("q_layernorm", "k_layernorm"))
+            else:
+                before, after, values = np.split(self.linear(f"{name}.conv.in_proj", normed), 3, axis=-1)
+                mixed = after * self.convolution(f"{name}.conv.conv", before * values)
+                x = x + self.linear(f"{name}.conv.out_proj", mixed)
+        return self.norm("model.embedding_norm", x)
+
+    def mamba2(self, x):
+        x = x + self.mamba("backbone.layers.0.mixer", self.norm("backbone.layers.0.norm", x), 8)
+        return self.norm("backbone.norm_f", x)
+
+    def falcon_h1(self, x):
+        name = "model.layers.0"
+        normed = self.norm(f"{name}.input_layernorm", x)
+        x = x + self.attention(f"{name}.self_attn", normed, 64, "o_proj") + self.mamba(f"{name}.mamba", normed, 4)
+        return self.norm("model.final_layernorm", x)
+
+    def qwen35(self, x):
+        first, second = "model.layers.0", "model.layers.1"
+        x = x + self.delta_rule(f"{first}.linear_attn", self.norm(f"{first}.input_layernorm", x))
+        normed = self.norm(f"{second}.input_layernorm", x)
+        x = x + self.attention(f"{second}.self_attn", normed, 256, "o_proj", ("q_norm", "k_norm"), gated=True)
+        return self.norm("model.norm", x)
+
+    def logits(self, tokens):
+        name = "backbone.embeddings" if "backbone.norm_f.weight" in self.weights else "model.embed_tokens"
+        out = self.run(self.weights[f"{name}.weight"][tokens])
+        return self.linear(name if self.config["tie_word_embeddings"] else "lm_head", out)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def margins(logits):
+    """The best logit less the second best."""
+    second, best = np.sort(logits, axis=-1)[:, -2:].T
+    return best - second
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_a_text_is_continued_with_a_wide_margin(architecture):
+    text, start = continued_text(architecture, 3, 160), prompt_length(architecture) - 1
+    logits = Forward(architecture).logits(text)
+    assert logits.argmax(-1)[start:-1].tolist() == text[start + 1 :]
+    assert margins(logits)[start:].min() > MARGINS[architecture]
+    assert HybridOracle(architecture).extend(text)[start:-1] == text[start + 1 :]
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_oracle_predicts_random_words_or_is_unsure(architecture, seed):
+    words = random_words(160, seed)
+    logits, said = Forward(architecture).logits(words), HybridOracle(architecture).extend(words)
+    sure = [at for at, token in enumerate(said) if token is not None]
+    assert len(sure) > 90 and BLANK in said
+    assert [said[at] for at in sure] == logits.argmax(-1)[sure].tolist()
+    assert margins(logits)[sure].min() > 6
+
+
+def test_every_lap_has_a_number():
+    order = [3, *range(3), *range(4, 16)]
+    text = laps(order, 14, 49)
+    assert [WORDS.digits(token) for token in (text[0], text[16], text[32], text[48])] == [[3, 14], [3, 15], [3, 0], [3, 1]]
+    assert [WORDS.digits(token)[0] for token in text[:16]] == order
+    with pytest.raises(ConfigError, match="each of 0 to 15 once"):
+        laps([0, 1], 0, 3)
+    with pytest.raises(ConfigError, match="expected one of lfm2, mamba2"):
+        HybridOracle("mamba")
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_a_fork_has_its_own_state(architecture):
+    text = continued_text(architecture, 1, prompt_length(architecture) + 40)
+    oracle = HybridOracle(architecture)
+    oracle.extend(text[:-40])
+    oracle.fork().extend(random_words(30))
+    assert oracle.generate(text[-40], 39) == text[-39:]
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_the_folder_has_a_config_words_and_weights(architecture, tmp_path):
+    files = make_hybrid_files(architecture, "float32")
+    write_folder(tmp_path, files)
+    config = json.loads(files["config.json"])
+    assert config["torch_dtype"] == "float32" and config["bos_token_id"] == BOS
+    size = int.from_bytes(files["model.safetensors"][:8], "little")
+    names = set(json.loads(files["model.safetensors"][8 : 8 + size])) - {"__metadata__"}
+    assert names == set(hybrid_weights(architecture))
+    with pytest.raises(CannotRun, match=rf"is a hybrid canary \({architecture}\): expected one that was made for llama"):
+        load(tmp_path)
+
+
+def test_the_command_writes_a_hybrid_canary(kvref, tmp_path):
+    done = kvref("canary", "make", str(tmp_path / "made"), "--architecture", "qwen3.5")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, _, prompt, expected = done.stdout.splitlines()
+    assert head == "qwen3.5 in bfloat16; words: 256; context: 1024"
+    assert len(prompt.split()) == 1 + prompt_length("qwen3.5") and expected.startswith("expected: ")
+    for option, message in ((("--offsets", "3"), "its sizes are fixed"), (("--gguf", "x.gguf"), "expected --architecture llama")):
+        done = kvref("canary", "make", str(tmp_path / "other"), "--architecture", "qwen3.5", *option)
+        assert done.returncode == 2 and message in done.stderr and not (tmp_path / "other").exists()
+
+
+def test_a_state_that_was_restored_within_the_prompt_is_named():
+    """A checkpoint of 5 tokens too few was restored at token 32, and the rest of the prompt was computed on it."""
+    text = continued_text("qwen3.5", 1, 70)
+    stale, right = HybridOracle("qwen3.5"), HybridOracle("qwen3.5")
+    stale.extend(text[:27])
+    right.extend(text[:32])
+    right.matrix.cells[:], right.matrix.totals[:] = stale.matrix.cells, stale.matrix.totals
+    said = right.extend(text[32:40])[-1:]
+    while len(said) < 30:
+        said += right.extend(said[-1:])
+    assert said != text[40:]
+    first, *_ = diagnose_state("qwen3.5", text[:40], said, restored_at=32)
+    assert first == StateFault("stale", ("matrix",), 5)
+    assert str(first) == "the state of the matrix is of 5 tokens before"
+    assert diagnose_state("qwen3.5", text[:40], text[40:]) == []
+    assert diagnose_state("qwen3.5", text[:40], random_words(30)) == []
+
+
+def test_the_example_of_the_page_runs():
+    (example,) = re.findall(r"```pycon\n(.*?)```", Path("docs/test-your-engine.md").read_text(), re.DOTALL)
+    parsed = doctest.DocTestParser().get_doctest(example, {}, "test-your-engine.md", None, 0)
+    failed, attempted = doctest.DocTestRunner().run(parsed)
+    assert (failed, attempted) == (0, 11)
+
+
+class InTransformers:
+    """A hybrid canary in transformers, whose cache can be replaced in parts."""
+
+    def __init__(self, architecture, folder):
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        write_folder(folder, make_hybrid_files(architecture, "float32"))
+        self.torch, self.model = torch, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.keyword = "cache_params" if architecture == "mamba2" else "past_key_values"
+
+    def feed(self, cache, tokens, start):
+        """The most likely token after these."""
+        at = {} if self.keyword == "cache_params" else {"position_ids": self.torch.arange(start, start + len(tokens))[None]}
+        with self.torch.no_grad():
+            out = self.model(self.torch.tensor([tokens]), **{self.keyword: cache}, **at)
+        return int(out.logits[0, -1].argmax())
+
+    def prefill(self, tokens):
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        return cache, self.feed(cache, tokens, 0)
+
+    def generate(self, cache, token, start, count):
+        said = [token]
+        while len(said) < count:
+            said.append(self.feed(cache, said[-1:], start + len(said) - 1))
+        return said
+
+
+def replace_states(cache, source, parts):
+    """Replace the states of a cache by those of another, or by zeros."""
+    for number, layer in enumerate(cache.layers):
+        for part in parts:
+            name = {"convolution": "conv_states", "matrix": "recurrent_states"}[part]
+            for key, state in getattr(layer, name, {}).items():
+                if state is not None:
+                    state.zero_() if source is None else state.copy_(getattr(source.layers[number], name)[key])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_transformers_says_what_the_oracle_predicts_also_with_a_wrong_state(architecture, tmp_path):
+    engine, length = InTransformers(architecture, tmp_path), prompt_length(architecture) + 20
+    text, other = continued_text(architecture, 3, length + 100), continued_text(architecture, 4, length + 5)
+    drafts = (FIRST_WORD + np.random.default_rng(5).integers(WORDS.words, size=3)).tolist()
+    assert engine.generate(*engine.prefill(text[:length]), length, 100) == text[length:]
+    sources = {
+        StateFault("zero", ()): None,
+        StateFault("stale", (), 5): engine.prefill(text[: length - 5])[0],
+        StateFault("stale", (), 13): engine.prefill(text[: length - 13])[0],
+        StateFault("ahead", (), 3): engine.prefill([*text[:length], *drafts])[0],
+        StateFault("foreign", (), session=0): engine.prefill(other)[0],
+    }
+    parts = ["convolution"] if architecture == "lfm2" else ["convolution", "matrix"]
+    for each in {(parts[0],), (parts[-1],), tuple(parts)}:
+        for fault, source in sources.items():
+            cache, token = engine.prefill(text[:length])
+            replace_states(cache, source, each)
+            said = engine.generate(cache, token, length, 40)
+            assert said != text[length : length + 40]
+            found = diagnose_state(architecture, text[:length], said, others=[other], drafts=drafts)
+            # A zero matrix reads nothing, so a zero convolution beside it changes no token.
+            named = ("matrix",) if fault.kind == "zero" and "matrix" in each else each
+            assert StateFault(fault.kind, named, fault.tokens, fault.session) in found

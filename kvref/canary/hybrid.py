@@ -1,0 +1,214 @@
+"""Hybrid canaries: models with recurrent state whose tokens prove which state was read, and the oracle of what they generate.
+
+A hybrid model has layers that keep a state of fixed size per sequence: the last inputs of a convolution, or a matrix. Such a
+state is valid for exactly one length. It cannot be truncated, a fork has to copy it, and a rejected draft must not have changed
+it. Four architectures have a canary:
+
+- `lfm2`: a convolution that returns its input of two tokens before, attention that copies from 42 tokens before, and a second
+  such convolution. It repeats any prompt of 47 tokens, as the canary with attention does.
+- `mamba2`: a matrix with a cell per low syllable. It returns the word that followed the current low syllable last. What was
+  written 16 tokens earlier weighs 1/16, so that the newest word is read.
+- `falcon-h1`: attention returns the low syllable of the next word (that of 15 tokens before), a matrix as in `mamba2` its high
+  syllable.
+- `qwen3.5`: as `falcon-h1`, but a write to the matrix overwrites the cell (the gated delta rule without decay).
+
+A word has 8 bits: its low and its high syllable (`Canary.digits`). The last three canaries return the high syllable plus one.
+Their prompts are *laps* of 16 words: the low syllables are one order of all 16, the same in each lap, and the high syllable is
+the number of the lap. The canary continues with the next laps. If a prompt only repeated itself, each write would store what is
+stored already, and a stale state would go unnoticed. In laps each word names its lap.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvref.canary.dimensions import NOTHING, Canary
+from kvref.errors import ConfigError, in_range, whole
+
+LAP = 16  # words, and the number of syllables
+TAPS = 3  # inputs that a convolution of LFM2 sees, the current one included
+LFM2_DISTANCE = 42  # tokens back from which the attention of LFM2 copies
+DECAY = 1 / 16  # weight of what was written a lap ago, in mamba2 and falcon-h1
+CONTEXT = 1024  # the largest number of tokens of a session
+BITS = 4  # of a syllable
+BLANK_BITS = 6.0  # bits whose logit is that of BLANK
+SURE = 0.25  # bits by which a logit has to exceed the others, or a bit its opposite
+FAINT = 1e-3  # weight below which the oracle does not predict what is read from a decayed matrix
+
+UNSURE = None
+WORDS = Canary(context=CONTEXT)  # the words of all hybrid canaries: two syllables of four bits
+
+
+class Delay:
+    """The state of a convolution that returns its input of `distance` tokens before, NOTHING before the first."""
+
+    def __init__(self, distance: int) -> None:
+        self.inputs = deque([(NOTHING, NOTHING)] * distance, distance)
+
+    def push(self, digits: tuple[int, int]) -> tuple[int, int]:
+        """Append an input and return the oldest one."""
+        oldest = self.inputs[0]
+        self.inputs.append(digits)
+        return oldest
+
+
+class Distance:
+    """The cache of an attention layer that copies from `distance` tokens before, or from the first token."""
+
+    def __init__(self, distance: int) -> None:
+        self.distance, self.entries = distance, list[tuple[int, int]]()
+
+    def push(self, digits: tuple[int, int]) -> tuple[int, int] | None:
+        """Append an entry and return the one that is read; None if the layer looks back past the first token."""
+        self.entries.append(digits)
+        return self.entries[-1 - self.distance] if len(self.entries) > self.distance else UNSURE
+
+
+class Matrix:
+    """A state matrix with a cell per low syllable, and the convolution input that selects the cell which is written.
+
+    cells: the weight of each bit value, float64 [LAP, bits]; totals: the sum of all weights written to each cell, float64 [LAP].
+    decay: the factor per token. overwrites: whether a write replaces the cell (the delta rule) or is added to it.
+    """
+
+    def __init__(self, bits: int, decay: float, overwrites: bool) -> None:
+        self.cells, self.totals = np.zeros((LAP, bits)), np.zeros(LAP)
+        self.decay, self.overwrites, self.previous = decay, overwrites, NOTHING
+
+    def push(self, low: int, signs: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+        """Write the bits of a word to the cell of the previous low syllable, and return those in the cell of its own.
+
+        Each bit that is returned has its sign and, as its size, the contribution to the logit. All are zeros in an empty cell.
+        The result is None if the cell is too faint. A special token has the syllable NOTHING. It writes no bits, which empties a
+        cell that is overwritten, and it reads zeros.
+        """
+        self.cells *= self.decay
+        self.totals *= self.decay
+        if self.previous != NOTHING and (signs is not None or self.overwrites):
+            keep = 0.0 if self.overwrites else 1.0
+            own = np.zeros(self.cells.shape[1]) if signs is None else signs
+            self.cells[self.previous] = keep * self.cells[self.previous] + own
+            self.totals[self.previous] = keep * self.totals[self.previous] + (signs is not None)
+        self.previous = low
+        if low == NOTHING or not self.totals[low]:
+            return np.zeros(self.cells.shape[1])
+        if self.totals[low] < FAINT:
+            return UNSURE
+        # A bit is stored as (on, off). The norm after the matrix divides by the root mean square of both, over all bits.
+        cell, total = self.cells[low], self.totals[low]
+        return np.asarray(cell / np.sqrt((total**2 + np.mean(cell**2)) / 2))
+
+
+@dataclass
+class HybridOracle:
+    """What a hybrid canary has to generate, from its state. Change the state, and the oracle predicts the tokens of that fault.
+
+    architecture: one of HYBRIDS. The state is in `delays`, `attention` and `matrix`, each None or empty if the architecture has
+    none.
+    """
+
+    architecture: str
+    delays: list[Delay] = field(init=False)
+    attention: Distance | None = field(init=False)
+    matrix: Matrix | None = field(init=False)
+    length: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        require_hybrid(self.architecture)
+        lfm2, mamba = self.architecture == "lfm2", self.architecture == "mamba2"
+        overwrites = self.architecture == "qwen3.5"
+        self.delays = [Delay(TAPS - 1), Delay(TAPS - 1)] if lfm2 else []
+        self.attention = None if mamba else Distance(LFM2_DISTANCE if lfm2 else LAP - 1)
+        decay = 1.0 if overwrites else DECAY ** (1 / LAP)
+        self.matrix = None if lfm2 else Matrix(2 * BITS if mamba else BITS, decay, overwrites)
+
+    def fork(self) -> "HybridOracle":
+        """Return an oracle with a copy of the state."""
+        return copy.deepcopy(self)
+
+    def extend(self, tokens: Iterable[int]) -> list[int | None]:
+        """Append tokens. Return for each the token that follows it, or None if the oracle does not predict it."""
+        return [self._push(token) for token in tokens]
+
+    def generate(self, token: int, count: int) -> list[int | None]:
+        """Append `token`, and return the `count` tokens that follow, up to the first None."""
+        said = self.extend([token])
+        while len(said) < count and said[-1] is not None:
+            said += self.extend([said[-1]])
+        return said
+
+    def _push(self, token: int) -> int | None:
+        self.length += 1
+        low, high = WORDS.digits(token)
+        if self.architecture == "lfm2":
+            assert self.attention is not None
+            copied = self.attention.push(self.delays[0].push((low, high)))
+            if copied is UNSURE:
+                self.delays[1].push((UNREAD, UNREAD))
+                return UNSURE
+            answer = self.delays[1].push(copied)
+            return UNSURE if UNREAD in answer else WORDS.token(answer)
+        assert self.matrix is not None
+        signs = WORDS.signs([low, high])
+        bits = self.matrix.push(low, None if low == NOTHING else signs.reshape(-1)[-self.matrix.cells.shape[1] :])
+        if self.attention is not None:
+            copied = self.attention.push((low, NOTHING))
+            bits = None if bits is None or copied is UNSURE else np.concatenate([WORDS.signs(copied)[0], bits])
+        return UNSURE if bits is None else _token_of(bits)
+
+
+UNREAD = -3  # a digit that the oracle does not predict
+
+
+def _token_of(bits: NDArray[np.float64]) -> int | None:
+    """The token with the largest logit. bits: the contribution of each bit. None if another token has nearly the same logit."""
+    loudness = float(np.abs(bits).sum())
+    if loudness < BLANK_BITS - SURE:
+        return WORDS.token([NOTHING, NOTHING])
+    if loudness < BLANK_BITS + SURE or np.abs(bits).min() < SURE:
+        return UNSURE
+    low, high = (int(((half > 0) << np.arange(BITS)).sum()) for half in bits.reshape(2, BITS))
+    return WORDS.token([low, (high + 1) % LAP])
+
+
+HYBRIDS = ("lfm2", "mamba2", "falcon-h1", "qwen3.5")
+
+
+def require_hybrid(architecture: str) -> None:
+    """Raises ConfigError for a name that is not in HYBRIDS."""
+    if architecture not in HYBRIDS:
+        raise ConfigError(f"architecture: expected one of {', '.join(HYBRIDS)}, got {architecture!r}")
+
+
+def laps(order: Sequence[int], start: int, count: int) -> list[int]:
+    """Return the first `count` tokens of laps: word i has the low syllable order[i % 16] and the high one of lap start + i // 16.
+
+    order: an order of the 16 syllables. Raises ConfigError for another.
+    """
+    if sorted(order) != list(range(LAP)):
+        raise ConfigError(f"order: expected each of 0 to {LAP - 1} once, got {list(order)}")
+    count = whole("count", count, 0)
+    return [WORDS.token([order[at % LAP], (start + at // LAP) % LAP]) for at in range(count)]
+
+
+def continued_text(architecture: str, seed: int, count: int) -> list[int]:
+    """Return `count` tokens of a text that the canary continues once it has read `prompt_length` of them. seed: selects one text.
+
+    LFM2 repeats 47 random words; the others make laps.
+    """
+    require_hybrid(architecture)
+    rng = np.random.default_rng(in_range(seed, 2**32, ConfigError, "seed"))
+    if architecture == "lfm2":
+        period = [int(WORDS.token([int(low), int(high)])) for low, high in rng.integers(LAP, size=(prompt_length("lfm2"), 2))]
+        return [period[at % len(period)] for at in range(count)]
+    return laps(rng.permutation(LAP).tolist(), int(rng.integers(LAP)), count)
+
+
+def prompt_length(architecture: str) -> int:
+    """Return the number of tokens after which the canary predicts the next token of a text: a period, or a lap and a word."""
+    require_hybrid(architecture)
+    return LFM2_DISTANCE + 2 * (TAPS - 1) + 1 if architecture == "lfm2" else LAP + 1
