@@ -16,6 +16,7 @@ from kvref.errors import ConfigError
 from kvref_canary.diagnosis.recurrent import StateFault, diagnose_state
 from kvref_canary.files.huggingface import load, write_folder
 from kvref_canary.files.hybrid import CONFIGS, make_hybrid_files
+from kvref_canary.files.hybrid_gguf import hybrid_gguf_file
 from kvref_conformance.exceptions import CannotRun
 
 MARGINS = {"lfm2": 60, "mamba2": 50, "falcon-h1": 50, "qwen3.5": 60}  # nats on texts that the canary continues
@@ -199,14 +200,15 @@ def test_the_folder_has_a_config_words_and_weights(architecture, tmp_path):
 
 
 def test_the_command_writes_a_hybrid_canary(kvref, tmp_path):
-    done = kvref("canary", "make", str(tmp_path / "made"), "--architecture", "qwen3.5")
+    done = kvref("canary", "make", str(tmp_path / "made"), "--architecture", "qwen3.5", "--gguf", str(tmp_path / "made.gguf"))
     assert (done.returncode, done.stderr) == (0, "")
-    head, _, prompt, expected = done.stdout.splitlines()
+    head, _, _, prompt, expected = done.stdout.splitlines()
     assert head == "qwen3.5 in bfloat16; words: 256; context: 1024"
     assert len(prompt.split()) == 1 + prompt_length("qwen3.5") and expected.startswith("expected: ")
-    for option, message in ((("--offsets", "3"), "its sizes are fixed"), (("--gguf", "x.gguf"), "expected --architecture llama")):
-        done = kvref("canary", "make", str(tmp_path / "other"), "--architecture", "qwen3.5", *option)
-        assert done.returncode == 2 and message in done.stderr and not (tmp_path / "other").exists()
+    assert (tmp_path / "made.gguf").read_bytes() == hybrid_gguf_file("qwen3.5")
+    done = kvref("canary", "make", str(tmp_path / "other"), "--architecture", "qwen3.5", "--offsets", "3", "--recalls")
+    assert (done.returncode, done.stdout) == (2, "") and not (tmp_path / "other").exists()
+    assert done.stderr == "kvref: --architecture qwen3.5: its sizes are fixed, expected no option for offsets, recalls\n"
 
 
 def test_a_state_that_was_restored_within_the_prompt_is_named():
@@ -300,3 +302,54 @@ def test_transformers_says_what_the_oracle_predicts_also_with_a_wrong_state(arch
             # A zero matrix reads nothing, so a zero convolution beside it changes no token.
             named = ("matrix",) if fault.kind == "zero" and "matrix" in each else each
             assert StateFault(fault.kind, named, fault.tokens, fault.session) in found
+
+
+class InLlamaCpp:
+    """A hybrid canary in llama.cpp, with sequences by number."""
+
+    def __init__(self, architecture, file):
+        from kvref_adapters.llama_cpp.engine import BatchRow, LlamaContext, LlamaModel
+
+        file.write_bytes(hybrid_gguf_file(architecture, "float32"))
+        sizes = {"n_ctx": 2048, "n_batch": 512, "n_seq_max": 8}
+        options = {"type_k": "f16", "type_v": "f16", "flash_attn": -1, "kv_unified": True}
+        self.row, self.context = BatchRow, LlamaContext(LlamaModel(file), **sizes, **options)
+
+    def feed(self, *batch):
+        """The most likely token after the tokens of each sequence; batch: (sequence, tokens, position of the first)."""
+        rows = [
+            self.row(token, start + at, sequence, at == len(tokens) - 1)
+            for sequence, tokens, start in batch
+            for at, token in enumerate(tokens)
+        ]
+        assert self.context.decode(rows) == 0
+        last = [at for at, row in enumerate(rows) if row.speaks]
+        return [int(self.context.logits(at, WORDS.vocabulary).argmax()) for at in last]
+
+    def generate(self, sequence, token, start, count):
+        said = [token]
+        while len(said) < count:
+            said += self.feed((sequence, said[-1:], start + len(said) - 1))
+        return said
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_llama_cpp_keeps_the_states_of_sequences_apart(architecture, tmp_path):
+    engine, length = InLlamaCpp(architecture, tmp_path / "canary.gguf"), prompt_length(architecture) + 10
+    first, second = (continued_text(architecture, seed, length + 150) for seed in (1, 2))
+    tokens = engine.feed((0, first[:length], 0), (1, second[:length], 0))
+    for at in range(length, length + 40):
+        assert tokens == [first[at], second[at]]
+        tokens = engine.feed((0, tokens[:1], at), (1, tokens[1:], at))
+    saved, at = engine.context.seq_get(0), length + 40
+    engine.context.seq_cp(1, 2)
+    assert engine.generate(2, tokens[1], at, 40) == second[at : at + 40]
+    assert engine.generate(1, tokens[1], at, 40) == second[at : at + 40]
+    engine.context.seq_rm(0, 0, -1)
+    assert engine.context.seq_set(3, saved)
+    assert engine.generate(3, tokens[0], at, 40) == first[at : at + 40]
+    with pytest.raises(RuntimeError, match="returned false"):
+        engine.context.seq_rm(3, at, -1)
+    tokens = [engine.feed((0, first[start:stop], start)) for start, stop in ((0, 3), (3, 4), (4, length))][-1]
+    assert engine.generate(0, tokens[0], length, 100) == first[length : length + 100]

@@ -26,6 +26,7 @@ TENSOR_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32}
 NORMAL, UNKNOWN_TOKEN, CONTROL = 1, 2, 3  # of a token
 HEADER_BYTES = 1000  # bytes that contain the first keys
+Key = tuple[int, Any]  # type and value; the value of an array is (type of its elements, elements)
 SIZES_KEY = f"kvref.{SIZES_FILE}"  # the key that marks the file of a canary
 TENSOR_NAMES = {
     "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm", "model.layers": "blk",
@@ -40,12 +41,17 @@ def gguf_file(canary: Canary, dtype: str = "bfloat16") -> bytes:
     if any(canary.windows):
         raise ConfigError(f"--gguf: expected no windows, because llama.cpp has none in a Llama, got {canary.windows}")
     tensors = {_tensor_name(name): _reorder_rows(canary, name, tensor) for name, tensor in weights(canary).items()}
-    keys = _metadata(canary, dtype)
+    wide = {name for name, tensor in tensors.items() if tensor.ndim > 1}
+    return encode_gguf(_metadata(canary, dtype), tensors, dtype, wide)
+
+
+def encode_gguf(keys: dict[str, Key], tensors: dict[str, NDArray], dtype: str, wide: set[str]) -> bytes:
+    """Return a file. wide: the names of the tensors that are stored in dtype; the others are float32."""
     head, data = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(keys))], list[bytes]()
     head += [_encode_string(name) + struct.pack("<I", kind) + _encode_value(kind, value) for name, (kind, value) in keys.items()]
     start = 0
     for name, tensor in tensors.items():
-        kept = dtype if tensor.ndim > 1 else "float32"
+        kept = dtype if name in wide else "float32"
         raw = to_little_endian(tensor, kept).tobytes()
         axes = tensor.shape[::-1]  # the contiguous axis first
         head.append(_encode_string(name) + struct.pack(f"<I{len(axes)}QIQ", len(axes), *axes, TENSOR_TYPES[kept], start))
@@ -71,25 +77,37 @@ def require_canary_gguf(file: Path) -> None:
                 raise CannotRun(f"--gguf: {file} exists and is not a kvref canary: expected another name")
 
 
-def _metadata(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:
-    """Return (type, value) by name. The value of an array is (type of its elements, elements)."""
+def _metadata(canary: Canary, dtype: str) -> dict[str, Key]:
+    own = {
+        "vocab_size": (UINT32, canary.vocabulary),
+        "context_length": (UINT32, canary.context),
+        "embedding_length": (UINT32, canary.hidden_size),
+        "block_count": (UINT32, canary.num_layers),
+        "feed_forward_length": (UINT32, canary.intermediate_size),
+        "attention.head_count": (UINT32, canary.num_query_heads),
+        "attention.head_count_kv": (UINT32, canary.num_kv_heads),
+        "attention.key_length": (UINT32, canary.head_dim),
+        "attention.value_length": (UINT32, canary.head_dim),
+        "attention.layer_norm_rms_epsilon": (FLOAT32, EPSILON),
+        "rope.dimension_count": (UINT32, canary.head_dim),
+        "rope.freq_base": (FLOAT32, canary.theta),
+    }
+    general = general_keys("llama", sizes_document(canary, "llama", dtype))
+    return general | {f"llama.{name}": key for name, key in own.items()} | tokenizer_keys(canary)
+
+
+def general_keys(architecture: str, sizes: dict[str, Any]) -> dict[str, Key]:
+    """Return the first keys. architecture: llama.cpp's name. sizes: identifies the canary."""
     return {
-        "general.architecture": (STRING, "llama"),
-        SIZES_KEY: (STRING, json.dumps(sizes_document(canary, "llama", dtype))),
+        "general.architecture": (STRING, architecture),
+        SIZES_KEY: (STRING, json.dumps(sizes)),
         "general.name": (STRING, "kvref canary"),
-        "general.file_type": (UINT32, FILE_TYPES[dtype]),
-        "llama.vocab_size": (UINT32, canary.vocabulary),
-        "llama.context_length": (UINT32, canary.context),
-        "llama.embedding_length": (UINT32, canary.hidden_size),
-        "llama.block_count": (UINT32, canary.num_layers),
-        "llama.feed_forward_length": (UINT32, canary.intermediate_size),
-        "llama.attention.head_count": (UINT32, canary.num_query_heads),
-        "llama.attention.head_count_kv": (UINT32, canary.num_kv_heads),
-        "llama.attention.key_length": (UINT32, canary.head_dim),
-        "llama.attention.value_length": (UINT32, canary.head_dim),
-        "llama.attention.layer_norm_rms_epsilon": (FLOAT32, EPSILON),
-        "llama.rope.dimension_count": (UINT32, canary.head_dim),
-        "llama.rope.freq_base": (FLOAT32, canary.theta),
+        "general.file_type": (UINT32, FILE_TYPES[sizes["dtype"]]),
+    }
+
+
+def tokenizer_keys(canary: Canary) -> dict[str, Key]:
+    return {
         "tokenizer.ggml.model": (STRING, "t5"),
         "tokenizer.ggml.pre": (STRING, "default"),
         "tokenizer.ggml.tokens": (ARRAY, (STRING, _token_pieces(canary))),

@@ -15,6 +15,7 @@ from kvref.canary.hybrid import CONTEXT, HYBRIDS, WORDS, continued_text, prompt_
 from kvref.errors import ConfigError
 from kvref_canary.files import gguf, huggingface, vocabulary
 from kvref_canary.files.hybrid import make_hybrid_files
+from kvref_canary.files.hybrid_gguf import hybrid_gguf_file
 from kvref_conformance.exceptions import CannotRun
 
 RECALL_SIZES: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # defaults of a canary with --recalls
@@ -31,41 +32,37 @@ def make_canary(options: argparse.Namespace) -> int:
         data = gguf.gguf_file(canary, options.dtype) if single else b""
     except ConfigError as error:
         raise CannotRun(str(error)) from None
-    if single:
-        gguf.require_canary_gguf(single)
-    huggingface.write_folder(into, files)
-    if single:
-        gguf.write_gguf(single, data)
-    console = Console(highlight=False)
-    for line in (
-        *_describe_canary(canary, options),
-        *_write_files(into, files, single, data),
-        *_example_lines(canary, options.dtype),
-    ):
-        console.print(Text(line), soft_wrap=True)
+    _write(into, files, single, data, _describe_canary(canary, options), _example_lines(canary, options.dtype))
     return 0
 
 
 def _make_hybrid(options: argparse.Namespace) -> int:
     """Writes a hybrid canary. Raises CannotRun for options that set sizes, which are fixed."""
-    into, architecture = Path(options.folder), options.architecture
-    if options.gguf:
-        raise CannotRun(f"--gguf: expected --architecture llama, got {architecture}")
+    into, single = Path(options.folder), Path(options.gguf) if options.gguf else None
+    architecture = options.architecture
     if sizes := _sizes_of(options):
         raise CannotRun(f"--architecture {architecture}: its sizes are fixed, expected no option for {', '.join(sizes)}")
     files = make_hybrid_files(architecture, options.dtype)
-    huggingface.write_folder(into, files)
+    data = hybrid_gguf_file(architecture, options.dtype) if single else b""
     text = continued_text(architecture, 0, prompt_length(architecture) + MAX_SHOWN_TOKENS)
     prompt, expected = (vocabulary.to_text(WORDS, part) for part in (text[:-MAX_SHOWN_TOKENS], text[-MAX_SHOWN_TOKENS:]))
-    console = Console(highlight=False)
-    for line in (
-        f"{architecture} in {options.dtype}; words: {WORDS.words}; context: {CONTEXT}",
-        *_write_files(into, files, None, b""),
-        f"prompt: {prompt}",
-        f"expected: {expected} ...",
-    ):
-        console.print(Text(line), soft_wrap=True)
+    head = f"{architecture} in {options.dtype}; words: {WORDS.words}; context: {CONTEXT}"
+    _write(into, files, single, data, [head], [f"prompt: {prompt}", f"expected: {expected} ..."])
     return 0
+
+
+def _write(into: Path, files: huggingface.Files, single: Path | None, data: bytes, before: list[str], after: list[str]) -> None:
+    """Write the folder and the single file, and print their sizes between other lines. Raises CannotRun and OSError."""
+    if single:
+        gguf.require_canary_gguf(single)
+    huggingface.write_folder(into, files)
+    if single:
+        gguf.write_gguf(single, data)
+    sizes = [f"{into}: {sum(map(len, files.values())) / 1e6:.1f} MB"]
+    sizes += [f"{single}: {len(data) / 1e6:.1f} MB"] if single else []
+    console = Console(highlight=False)
+    for line in (*before, *sizes, *after):
+        console.print(Text(line), soft_wrap=True)
 
 
 def _sizes_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -103,11 +100,6 @@ def _describe_canary(canary: Canary, options: argparse.Namespace) -> list[str]:
         f"cache formats that must not change any token: {', '.join(must) or 'none'}",
         f"cache formats that may change tokens: {', '.join(measured) or 'none'}",
     ]
-
-
-def _write_files(into: Path, files: huggingface.Files, single: Path | None, data: bytes) -> list[str]:
-    lines = [f"{into}: {sum(map(len, files.values())) / 1e6:.1f} MB"]
-    return lines + ([f"{single}: {len(data) / 1e6:.1f} MB"] if single else [])
 
 
 def _example_lines(canary: Canary, dtype: str) -> list[str]:

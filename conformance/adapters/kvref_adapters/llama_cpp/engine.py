@@ -46,7 +46,8 @@ class ContextParams(ctypes.Structure):
         ("n_batch", ctypes.c_uint32),
         ("n_ubatch", ctypes.c_uint32),
         ("n_seq_max", ctypes.c_uint32),
-        ("between", ctypes.c_uint32 * 9),
+        ("n_rs_seq", ctypes.c_uint32),
+        ("between", ctypes.c_uint32 * 8),
         ("flash_attn", ctypes.c_int32),  # -1: automatic, 0: off, 1: on
         ("rope_and_callback", ctypes.c_uint32 * 12),
         ("type_k", ctypes.c_int32),
@@ -63,7 +64,7 @@ class ContextParams(ctypes.Structure):
 
 
 DEFAULTS = {
-    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "flash_attn": -1, "type_k": 1, "type_v": 1,
+    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "n_rs_seq": 0, "flash_attn": -1, "type_k": 1, "type_v": 1,
     "embeddings": False, "offload_kqv": True, "no_perf": True, "op_offload": True, "swa_full": True, "kv_unified": False,
 }  # fmt: skip
 
@@ -146,18 +147,22 @@ class LlamaModel:
 class LlamaContext:
     """A llama.cpp context: a cache of n_ctx cells and the computation over it. Methods have the names of llama.h.
 
-    type_k, type_v: names of TYPES. flash_attn: -1 lets llama.cpp decide. kv_unified: one cache for all sequences; otherwise each
+    type_k, type_v: names of TYPES. flash_attn: -1 lets llama.cpp decide. n_rs_seq: the number of recurrent states per sequence that
+    llama.cpp keeps for rollbacks. kv_unified: one cache for all sequences; otherwise each
     of the n_seq_max sequences has n_ctx / n_seq_max cells of its own.
     """
 
     def __init__(
         self, model: LlamaModel, *, n_ctx: int, n_batch: int, n_seq_max: int, type_k: str, type_v: str, flash_attn: int,
-        kv_unified: bool,
+        kv_unified: bool, n_rs_seq: int = 0,
     ) -> None:  # fmt: skip
         params = _C["context_default_params"]()
         if {name: getattr(params, name) for name in DEFAULTS} != DEFAULTS:
             raise CannotRun(f"xllamacpp {version('xllamacpp')}: the layout of its llama_context_params is not known")
-        asked = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq_max": n_seq_max, "flash_attn": flash_attn, "kv_unified": kv_unified}
+        asked = {
+            "n_ctx": n_ctx, "n_batch": n_batch, "n_seq_max": n_seq_max, "flash_attn": flash_attn, "kv_unified": kv_unified,
+            "n_rs_seq": n_rs_seq,
+        }  # fmt: skip
         for name, value in asked.items():
             setattr(params, name, value)
         params.type_k, params.type_v = TYPES[type_k], TYPES[type_v]
