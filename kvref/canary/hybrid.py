@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.canary.dimensions import NOTHING, Canary
+from kvref.canary.oracle import Oracle
 from kvref.errors import ConfigError, in_range, whole
 
 LAP = 16  # words, and the number of syllables
@@ -41,6 +42,51 @@ FAINT = 1e-3  # weight below which the oracle does not predict what is read from
 
 UNSURE = None
 WORDS = Canary(context=CONTEXT)  # the words of all hybrid canaries: two syllables of four bits
+HYBRIDS = ("lfm2", "mamba2", "falcon-h1", "qwen3.5")
+
+
+@dataclass(frozen=True)
+class HybridCanary:
+    """A hybrid canary, with the attributes of `Canary` that describe its words and prompts.
+
+    architecture: one of HYBRIDS. context: the largest number of tokens of a session. Raises ConfigError.
+    """
+
+    architecture: str
+    context: int = CONTEXT
+    recalls: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        require_hybrid(self.architecture)
+        object.__setattr__(self, "context", whole("context", self.context, maximum=CONTEXT))
+
+    @property
+    def period(self) -> int:
+        """The number of tokens of a text after which it is continued: `prompt_length`."""
+        return prompt_length(self.architecture)
+
+    @property
+    def words(self) -> int:
+        return WORDS.words
+
+    @property
+    def vocabulary(self) -> int:
+        return WORDS.vocabulary
+
+    @property
+    def bits(self) -> int:
+        return WORDS.bits
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The number of syllables of a word."""
+        return WORDS.num_kv_heads
+
+    def digits(self, token: int) -> list[int]:
+        return WORDS.digits(token)
+
+
+AnyCanary = Canary | HybridCanary
 
 
 class Delay:
@@ -115,7 +161,7 @@ class HybridOracle:
     delays: list[Delay] = field(init=False)
     attention: Distance | None = field(init=False)
     matrix: Matrix | None = field(init=False)
-    length: int = field(init=False, default=0)
+    tokens: list[int] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         require_hybrid(self.architecture)
@@ -130,6 +176,12 @@ class HybridOracle:
         """Return an oracle with a copy of the state."""
         return copy.deepcopy(self)
 
+    def upto(self, length: int) -> "HybridOracle":
+        """Return an oracle with the first `length` tokens. It computes the state again, because a state has one length."""
+        other = HybridOracle(self.architecture)
+        other.extend(self.tokens[:length])
+        return other
+
     def extend(self, tokens: Iterable[int]) -> list[int | None]:
         """Append tokens. Return for each the token that follows it, or None if the oracle does not predict it."""
         return [self._push(token) for token in tokens]
@@ -142,7 +194,7 @@ class HybridOracle:
         return said
 
     def _push(self, token: int) -> int | None:
-        self.length += 1
+        self.tokens.append(token)
         low, high = WORDS.digits(token)
         if self.architecture == "lfm2":
             assert self.attention is not None
@@ -173,9 +225,6 @@ def _token_of(bits: NDArray[np.float64]) -> int | None:
         return UNSURE
     low, high = (int(((half > 0) << np.arange(BITS)).sum()) for half in bits.reshape(2, BITS))
     return WORDS.token([low, (high + 1) % LAP])
-
-
-HYBRIDS = ("lfm2", "mamba2", "falcon-h1", "qwen3.5")
 
 
 def require_hybrid(architecture: str) -> None:
@@ -212,3 +261,8 @@ def prompt_length(architecture: str) -> int:
     """Return the number of tokens after which the canary predicts the next token of a text: a period, or a lap and a word."""
     require_hybrid(architecture)
     return LFM2_DISTANCE + 2 * (TAPS - 1) + 1 if architecture == "lfm2" else LAP + 1
+
+
+def new_oracle(canary: AnyCanary) -> Oracle | HybridOracle:
+    """Return the oracle of a canary, without tokens."""
+    return Oracle(canary) if isinstance(canary, Canary) else HybridOracle(canary.architecture)

@@ -10,7 +10,8 @@ import functools
 import re
 from collections.abc import Iterable
 
-from kvref.canary import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary
+from kvref.canary import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN
+from kvref.canary.hybrid import AnyCanary
 from kvref.errors import TokenOutOfRange, in_range
 
 SYLLABLES = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za")
@@ -24,7 +25,7 @@ class NotCanaryWords(Exception):
 
 
 @functools.cache
-def vocabulary(canary: Canary) -> tuple[str, ...]:
+def vocabulary(canary: AnyCanary) -> tuple[str, ...]:
     """The word of each token. All differ; ids that carry nothing are <unusedN>."""
     each = -(-canary.bits // 4)  # syllables per head
     words = [SPECIAL_WORDS.get(token, f"<unused{token}>") for token in range(canary.vocabulary)]
@@ -35,17 +36,17 @@ def vocabulary(canary: Canary) -> tuple[str, ...]:
     return tuple(words)
 
 
-def word_of(canary: Canary, token: int) -> str:
+def word_of(canary: AnyCanary, token: int) -> str:
     """The word of a token. Raises TokenOutOfRange."""
     return vocabulary(canary)[in_range(token, canary.vocabulary, TokenOutOfRange, "token")]
 
 
-def to_text(canary: Canary, tokens: Iterable[int]) -> str:
+def to_text(canary: AnyCanary, tokens: Iterable[int]) -> str:
     """Tokens as words with spaces between them. Raises TokenOutOfRange."""
     return " ".join(word_of(canary, token) for token in tokens)
 
 
-def to_tokens(canary: Canary, text: str) -> list[int]:
+def to_tokens(canary: AnyCanary, text: str) -> list[int]:
     """The tokens of a text of words, with or without spaces between them. Raises NotCanaryWords at the first that is no word."""
     ids, pattern = _word_pattern(canary)
     found, place = list[int](), len(text) - len(text.lstrip())
@@ -62,7 +63,7 @@ def to_tokens(canary: Canary, text: str) -> list[int]:
     return found
 
 
-def to_tokens_of_prefix(canary: Canary, text: str) -> list[int]:
+def to_tokens_of_prefix(canary: AnyCanary, text: str) -> list[int]:
     """Return the tokens of a text that may end within a word; the incomplete word is dropped. Raises NotCanaryWords."""
     for missing in range(len(word_of(canary, BLANK))):
         with contextlib.suppress(NotCanaryWords):
@@ -71,7 +72,7 @@ def to_tokens_of_prefix(canary: Canary, text: str) -> list[int]:
 
 
 @functools.cache
-def _word_pattern(canary: Canary) -> tuple[dict[str, int], re.Pattern[str]]:
+def _word_pattern(canary: AnyCanary) -> tuple[dict[str, int], re.Pattern[str]]:
     """Return the token of each word, and a pattern of a word and the spaces after it."""
     words = vocabulary(canary)
     pattern = rf"([a-z]{{{len(words[BLANK])}}}|<[a-z0-9/]{{1,20}}>)\s*"

@@ -7,7 +7,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvref.canary import BOS, Canary
+from kvref.canary import BOS
+from kvref.canary.hybrid import AnyCanary
 from kvref_canary.files import vocabulary
 from kvref_canary.server.client import END_OF_STREAM, HttpClient, error_in, one_line
 from kvref_canary.server.errors import ServerError
@@ -33,7 +34,7 @@ class PromptEncoding:
     def path(self) -> str:
         return "/chat/completions" if self.chat else "/completions"
 
-    def encode(self, canary: Canary, prompt: Sequence[int]) -> dict[str, Any]:
+    def encode(self, canary: AnyCanary, prompt: Sequence[int]) -> dict[str, Any]:
         """Return the part of a request that contains the prompt. Raises NotOffered if this format cannot express it."""
         if self.adds_bos:
             if prompt[0] != BOS:
@@ -64,7 +65,7 @@ class Completion:
 class CompletionClient:
     """Requests to one model of one server, in one format. reply_model: the model's name in the replies, None before the first."""
 
-    def __init__(self, client: HttpClient, canary: Canary, model: str | None, encoding: PromptEncoding) -> None:
+    def __init__(self, client: HttpClient, canary: AnyCanary, model: str | None, encoding: PromptEncoding) -> None:
         self.client, self.canary, self.model, self.encoding = client, canary, model, encoding
         self.reply_model: str | None = None
         self._returns_several = False  # whether the server has returned several answers

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
+from kvref.canary import BOS, FIRST_WORD
+from kvref.canary.hybrid import AnyCanary, HybridCanary, continued_text, new_oracle
 from kvref_canary.files import vocabulary
 from kvref_canary.server.client import HttpClient, one_line
 from kvref_canary.server.completions import CompletionClient, PromptEncoding
@@ -23,7 +24,7 @@ MAX_LISTED = 8  # models in a message
 NO_ANSWER, REFUSED_REQUEST, WRONG_COUNT, WRONG_WORDS = range(4)  # the stage at which a request format failed
 
 
-async def connect(client: HttpClient, canary: Canary, model: str | None) -> CompletionClient:
+async def connect(client: HttpClient, canary: AnyCanary, model: str | None) -> CompletionClient:
     """Return a CompletionClient with the request format that works. If none does, raises CannotRun with the best one's error.
 
     If no format got an answer, the message contains the error of each.
@@ -126,8 +127,11 @@ async def _failed_stage(asker: CompletionClient) -> tuple[int, str] | None:
     return None
 
 
-def _test_prompts(canary: Canary) -> list[tuple[list[int], int]]:
+def _test_prompts(canary: AnyCanary) -> list[tuple[list[int], int]]:
     """Return prompts with answer lengths: a plain one, and short ones that show whether the first token arrives exactly once."""
+    if isinstance(canary, HybridCanary):
+        seed = int(np.random.default_rng().integers(2**32))
+        return [([BOS, *continued_text(canary.architecture, seed, canary.period + 5)], ANSWER_TOKENS)]
     length = min(40 if canary.recalls else canary.period + 5, canary.context - 2, canary.words)
     rng = np.random.default_rng()  # unseeded: stale cache contents are for the checks to find
 
@@ -140,9 +144,9 @@ def _test_prompts(canary: Canary) -> list[tuple[list[int], int]]:
     return [(plain, ANSWER_TOKENS), *((each, 1) for each in shorter if _expected_continuation(canary, each, 1))]
 
 
-def _expected_continuation(canary: Canary, prompt: Sequence[int], count: int) -> list[int]:
+def _expected_continuation(canary: AnyCanary, prompt: Sequence[int], count: int) -> list[int]:
     """Return the certain part of the expected continuation, at most `count` tokens."""
-    oracle = Oracle(canary)
+    oracle = new_oracle(canary)
     says, said = oracle.extend(prompt)[-1], list[int]()
     while says is not None and len(said) < min(count, canary.context - len(prompt)):
         said.append(says)

@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvref.canary import Canary, sized
+from kvref.canary.hybrid import AnyCanary
 from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_canary.files import huggingface
 from kvref_canary.server.dimensions import sizes_of, with_shorter_context
@@ -24,15 +26,18 @@ SILENCE_TIMEOUT = 600.0  # seconds without a byte; the judge's limit per call is
 
 
 class ServerImplementation(ExternalImplementation):
-    """limits: the sizes of the loaded canary, and the context that the server accepts. The constructor contacts the server."""
+    """limits: the sizes of the loaded canary, and the context that the server accepts. The constructor contacts the server.
+
+    hybrid: whether the canary may be a hybrid one, with which `engine` is not offered.
+    """
 
     level: Level = "exact"
     formats = ("float32",)
 
-    def __init__(self, address: Address, silence: float = SILENCE_TIMEOUT) -> None:
+    def __init__(self, address: Address, silence: float = SILENCE_TIMEOUT, hybrid: bool = False) -> None:
         """Raises CannotRun."""
-        canary = huggingface.load(address.folder)
-        numbers = sizes_of(canary)
+        canary = huggingface.load_any(address.folder) if hybrid else huggingface.load(address.folder)
+        numbers = sizes_of(canary) if isinstance(canary, Canary) else {}
         self.background = EventLoopThread()
         try:
             self.asker, context = self.background.run(_connect(address, canary, silence))
@@ -59,7 +64,9 @@ class ServerImplementation(ExternalImplementation):
         return self.sessions()
 
     def sessions(self) -> "ServerSessions":
-        """Return an engine with the loaded canary."""
+        """Return an engine with the loaded canary. Raises NotOffered for a hybrid one, for which the family has no checks."""
+        if not isinstance(self.canary, Canary):
+            raise NotOffered(f"sessions with a hybrid canary ({self.canary.architecture})")
         return ServerSessions(self.canary, self.asker, self.background)
 
     def close(self) -> None:
@@ -130,7 +137,7 @@ class ServerSessions(WholePrompts):
             self._run(self._asker.cancel_midway(told, count))
 
 
-async def _connect(address: Address, canary: Canary, silence: float) -> "tuple[CompletionClient, int]":
+async def _connect(address: Address, canary: AnyCanary, silence: float) -> "tuple[CompletionClient, int]":
     """Return a CompletionClient for the server and its canary, and the context length. Raises CannotRun."""
     try:
         from kvref_canary.server.client import HttpClient
@@ -141,7 +148,7 @@ async def _connect(address: Address, canary: Canary, silence: float) -> "tuple[C
     try:
         asker = await connect(client, canary, address.model)
         context = await find_context_length(asker)
-        shorter = with_shorter_context(canary, context)
+        shorter = with_shorter_context(canary, context) if isinstance(canary, Canary) else replace(canary, context=context)
         if shorter is None:
             raise CannotRun(
                 f"{address.url}: the server stops after {context} tokens, and the context of the canary is {canary.context}: "

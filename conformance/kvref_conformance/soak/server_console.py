@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from kvref.canary import Canary
+from kvref.canary.hybrid import AnyCanary
 from kvref_canary.files import vocabulary
 from kvref_conformance.soak.server_statistics import Latencies, ServerStatistics, WrongAnswer
 
@@ -37,7 +37,7 @@ def progress_bar(console: Console, figures: ServerStatistics, seconds: float) ->
         yield tell
 
 
-def print_report(console: Console, canary: Canary, figures: ServerStatistics) -> None:
+def print_report(console: Console, canary: AnyCanary, figures: ServerStatistics) -> None:
     for wrong in figures.wrong:
         console.print(Text(_format_wrong(canary, wrong)), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
@@ -76,7 +76,7 @@ def make_plot(figures: ServerStatistics, title: str) -> str:
     return template.render(title=title, panels=panels, marks=marks, ticks=ticks, width=WIDTH, height=HEIGHT)
 
 
-def _format_wrong(canary: Canary, wrong: WrongAnswer) -> str:
+def _format_wrong(canary: AnyCanary, wrong: WrongAnswer) -> str:
     must = " ".join("?" if token is None else vocabulary.word_of(canary, token) for token in wrong.expected[:MAX_SHOWN])
     what = f"{wrong.tokens:,} {'token' if wrong.tokens == 1 else 'tokens'} of the answer wrong, the first at index {wrong.place}"
     lines = [

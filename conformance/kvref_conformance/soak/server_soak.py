@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from kvref.canary import Canary
 from kvref_canary.diagnosis.case import RequestHistory
 from kvref_canary.diagnosis.diagnose import diagnose
+from kvref_canary.diagnosis.recurrent import diagnose_state
 from kvref_canary.server.completions import Completion, CompletionClient
 from kvref_canary.server.errors import ServerError
 from kvref_conformance.exceptions import NotOffered
@@ -55,7 +57,18 @@ class ServerSoak:
         """Diagnose some wrong answers: which request their tokens belong to. Takes seconds."""
         self.figures.wrong = [puzzle.wrong for puzzle in self._wrong_completions]
         for puzzle in self._wrong_completions:
-            puzzle.wrong.finding = str(diagnose(self._asker.canary, puzzle.request, puzzle.said, puzzle.others) or "")
+            puzzle.wrong.finding = self._diagnose(puzzle)
+
+    def _diagnose(self, puzzle: WrongCompletion) -> str:
+        canary, request = self._asker.canary, puzzle.request
+        if isinstance(canary, Canary):
+            return str(diagnose(canary, request, puzzle.said, puzzle.others) or "")
+        others = [each.tokens for each in puzzle.others]
+        for restored_at in (*(length for length, _ in request.events), len(request.tokens)):
+            found = diagnose_state(canary.architecture, request.tokens, puzzle.said, restored_at=restored_at, others=others)
+            if found:
+                return f"{found[0]}, at token {restored_at}"
+        return ""
 
     async def _work(self) -> None:
         while not self.figures.gone:

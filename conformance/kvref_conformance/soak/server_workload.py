@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
+from kvref.canary import BOS, FIRST_WORD, Oracle
+from kvref.canary.hybrid import LAP, AnyCanary, HybridCanary, HybridOracle, laps, new_oracle
 
 # Relative frequency of each kind. branch: two concurrent requests that continue the same conversation with different words.
 # cut off: a stream that is closed in the middle. several: more than one answer to a request.
@@ -25,7 +26,7 @@ class ChatSession:
     """tokens: of prompts and answers. oracle: its state after them."""
 
     tokens: list[int]
-    oracle: Oracle
+    oracle: Oracle | HybridOracle
     alphabet: int
 
 
@@ -46,14 +47,14 @@ class CompletionRequest:
 class RequestWorkload:
     """Requests drawn from a seed and from earlier answers. Prompt and answer have at most `room` tokens together."""
 
-    def __init__(self, canary: Canary, seed: int) -> None:
+    def __init__(self, canary: AnyCanary, seed: int) -> None:
         self.canary, self.room = canary, canary.context
         self.several = True  # False once the server has rejected several answers
         self._rng = np.random.default_rng(seed)
         self._drawn = 0
         self._going: deque[ChatSession] = deque(maxlen=MAX_SESSIONS)
         self._twin: ChatSession | None = None  # the last request and the next one branch from it
-        self._begin = self._extend(ChatSession([], Oracle(canary), 0), [BOS])
+        self._begin = self._extend(ChatSession([], new_oracle(canary), 0), [BOS])
         self._prefixes = [self._prefix(number) for number in range(NUM_PREFIXES)]
 
     def draw(self) -> CompletionRequest:
@@ -71,13 +72,13 @@ class RequestWorkload:
         stream = kind == "cut off" or (kind != "several" and bool(self._rng.integers(2)))
         return CompletionRequest(number, kind, prompt, count, base, shared, stream, MAX_ANSWERS if kind == "several" else 1)
 
-    def expected_tokens(self, request: CompletionRequest, said: Sequence[int]) -> tuple[list[int | None], Oracle]:
+    def expected_tokens(self, request: CompletionRequest, said: Sequence[int]) -> tuple[list[int | None], Oracle | HybridOracle]:
         """Return the right token at each place of the answer (None if it depends on rounding), and the oracle after all."""
         oracle = request.base.oracle.upto(request.shared)
         told = oracle.extend([*request.prompt[request.shared :], *said])
         return told[len(request.prompt) - request.shared - 1 :][: len(said)], oracle
 
-    def add_answer(self, request: CompletionRequest, said: Sequence[int], oracle: Oracle) -> None:
+    def add_answer(self, request: CompletionRequest, said: Sequence[int], oracle: Oracle | HybridOracle) -> None:
         """Keep the conversation for later requests, if there is room."""
         tokens = [*request.prompt, *said]
         if len(tokens) < self.room - 1:  # a token more, and an answer
@@ -132,5 +133,8 @@ class RequestWorkload:
         return [*told, told[int(self._rng.integers(len(told) // 4, len(told)))]]
 
     def _words(self, count: int, alphabet: int) -> list[int]:
+        """Return words of one alphabet; for a canary that continues laps, laps in an order of their own."""
+        if isinstance(self.canary, HybridCanary) and self.canary.architecture != "lfm2":
+            return laps(self._rng.permutation(LAP).tolist(), int(self._rng.integers(LAP)), count)
         share = self.canary.words // NUM_ALPHABETS
         return [FIRST_WORD + alphabet * share + int(word) for word in self._rng.integers(share, size=count)]

@@ -147,9 +147,9 @@ class LlamaModel:
 class LlamaContext:
     """A llama.cpp context: a cache of n_ctx cells and the computation over it. Methods have the names of llama.h.
 
-    type_k, type_v: names of TYPES. flash_attn: -1 lets llama.cpp decide. n_rs_seq: the number of recurrent states per sequence that
-    llama.cpp keeps for rollbacks. kv_unified: one cache for all sequences; otherwise each
-    of the n_seq_max sequences has n_ctx / n_seq_max cells of its own.
+    type_k, type_v: names of TYPES. flash_attn: -1 lets llama.cpp decide. kv_unified: one cache for all sequences; otherwise each
+    of the n_seq_max sequences has n_ctx / n_seq_max cells of its own. n_rs_seq: the number of recurrent states per sequence that
+    llama.cpp keeps for rollbacks.
     """
 
     def __init__(
