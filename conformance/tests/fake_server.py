@@ -6,7 +6,8 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from kvref.canary import BOS, FIRST_WORD
+from kvref.canary import BLANK, BOS, FIRST_WORD, Canary
+from kvref.canary.hybrid import HybridOracle
 from kvref.engine import Engine
 from kvref_canary.files import vocabulary
 
@@ -20,7 +21,7 @@ class Fake:
 
     def __init__(self, canary, wrong=""):
         self.canary, self.wrong = canary, wrong
-        self.engine, self.lock = Engine(canary), threading.Lock()
+        self.engine, self.lock = Engine(canary) if isinstance(canary, Canary) else None, threading.Lock()
         self.asked, self.prompts, self.cut_off = [], [], 0
         self.ended = threading.Event()
 
@@ -42,6 +43,8 @@ class Fake:
     def say(self, prompt, count):
         with self.lock:
             self.prompts.append(prompt)
+            if self.engine is None:
+                return self._say_as_hybrid(prompt, count)
             seen = self._as_seen(prompt)
             session = self.engine.open()
             try:
@@ -53,6 +56,18 @@ class Fake:
             if wrong.get(self.wrong):
                 said[-1] = FIRST_WORD + (said[-1] - FIRST_WORD + 1) % self.canary.words
             return said
+
+    def _say_as_hybrid(self, prompt, count):
+        """Generate as a hybrid canary does. A token that its oracle does not predict is the blank."""
+        oracle = HybridOracle(self.canary.architecture)
+        said = oracle.extend(prompt)[-1:]
+        if self.wrong == "a stale matrix" and self.judged and len(prompt) > 5:
+            stale = oracle.upto(len(prompt) - 5).matrix
+            oracle.matrix.cells, oracle.matrix.totals = stale.cells, stale.totals
+        while len(said) < count:
+            said[-1] = BLANK if said[-1] is None else said[-1]
+            said += oracle.extend(said[-1:])
+        return [BLANK if token is None else token for token in said]
 
     def _as_seen(self, prompt):
         """Return the tokens that the engine reads in place of the prompt."""

@@ -14,9 +14,12 @@ from fake_server import serving
 from rich.console import Console
 
 from kvref.canary import Canary, sized
+from kvref.canary.hybrid import HybridCanary
 from kvref_canary.files import huggingface, vocabulary
+from kvref_canary.files.hybrid import make_hybrid_files
 from kvref_canary.server.url import Address
 from kvref_conformance.commands.soak_server import _print_verdict
+from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementations.server import ServerImplementation
 from kvref_conformance.soak.server_soak import ServerSoak
 from kvref_conformance.soak.server_statistics import MAX_POINTS, Latencies, ServerStatistics, Timeline
@@ -35,10 +38,10 @@ def files(tmp_path_factory):
     return path
 
 
-def soaked(files, wrong, seconds=1.5):
+def soaked(files, wrong, seconds=1.5, canary=CANARY):
     """The figures of a soak of a fake server with one misbehavior."""
-    with serving(CANARY, wrong) as fake:
-        served = ServerImplementation(Address(fake.url, files))
+    with serving(canary, wrong) as fake:
+        served = ServerImplementation(Address(fake.url, files), hybrid=True)
         try:
             soak = ServerSoak(served.asker, 0, 6)
             served.background.run(soak.run(seconds))
@@ -72,6 +75,23 @@ def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
     assert figures.wrong and all(each.finding.startswith(("request ", "either ")) for each in figures.wrong)
     if wrong == "another's tokens":
         assert any(", which had ended, instead of" in each.finding for each in figures.wrong)
+
+
+@pytest.mark.parametrize("architecture", ["lfm2", "falcon-h1"])
+def test_a_hybrid_model_with_right_states_passes(tmp_path, architecture):
+    huggingface.write_folder(tmp_path, make_hybrid_files(architecture))
+    figures = soaked(tmp_path, "", 1.0, HybridCanary(architecture))
+    assert figures.tokens_checked > figures.wrong_tokens == 0 and not figures.failed
+    with pytest.raises(CannotRun, match="is a hybrid canary"):
+        ServerImplementation(Address("http://127.0.0.1:9/v1", tmp_path))
+
+
+def test_a_stale_state_of_a_hybrid_model_is_named(tmp_path):
+    huggingface.write_folder(tmp_path, make_hybrid_files("qwen3.5"))
+    figures = soaked(tmp_path, "a stale matrix", 3.0, HybridCanary("qwen3.5"))
+    assert figures.wrong_tokens > 0 and not figures.failed
+    named = [f"the state of the matrix is of 5 tokens before, at token {each.prompt}" for each in figures.wrong]
+    assert {each.finding for each in figures.wrong} & set(named)
 
 
 @pytest.mark.parametrize("wrong", ["", "another's tokens"])
