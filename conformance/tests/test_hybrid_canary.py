@@ -304,6 +304,23 @@ def test_transformers_says_what_the_oracle_predicts_also_with_a_wrong_state(arch
             assert StateFault(fault.kind, named, fault.tokens, fault.session) in found
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_transformers_generates_batches_with_padding_and_beams(architecture, tmp_path):
+    engine, length = InTransformers(architecture, tmp_path), prompt_length(architecture)
+    lengths = [length, length + 7, length + 14]
+    texts = [continued_text(architecture, seed, each + 20) for seed, each in enumerate(lengths)]
+    longest = max(lengths)
+    padded = [[0] * (longest - each) + text[:each] for text, each in zip(texts, lengths, strict=True)]
+    mask = [[0] * (longest - each) + [1] * each for each in lengths]
+    for prompts, rows, options in ((texts, slice(None), {}), (texts[2:], slice(2, 3), {"num_beams": 3})):
+        said = engine.model.generate(
+            engine.torch.tensor(padded[rows]), attention_mask=engine.torch.tensor(mask[rows]), max_new_tokens=20,
+            do_sample=False, **options,
+        )  # fmt: skip
+        assert said[:, longest:].tolist() == [text[-20:] for text in prompts]
+
+
 class InLlamaCpp:
     """A hybrid canary in llama.cpp, with sequences by number."""
 
