@@ -51,6 +51,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1, "mamba_d_state": STATE_SIZE, "mamba_d_conv": KERNEL, "mamba_expand": 1, "mamba_chunk_size": 64,
         "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_norm_before_gate": False, "mamba_rms_norm": True,
         "time_step_limit": [0.0, 1e4], "projectors_bias": False, "mlp_bias": False, "attention_bias": False,
+        # mlx-lm's defaults are those of one checkpoint:
+        "ssm_multipliers": [1.0] * 5, "mlp_multipliers": [1.0] * 2,
+        "embedding_multiplier": 1.0, "lm_head_multiplier": 1.0, "key_multiplier": 1.0, "attention_in_multiplier": 1.0,
+        "attention_out_multiplier": 1.0, "ssm_in_multiplier": 1.0, "ssm_out_multiplier": 1.0,
     },
     "qwen3.5": ATTENTION | {
         "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": 2,
