@@ -106,7 +106,7 @@ class CompletionClient:
             if self._returns_several:
                 raise ServerError(f"expected {n} answers, as to earlier requests, got {len(answer.texts)}", "another count")
             raise NotOffered(f"several answers to one request: {n} requested, {len(answer.texts)} returned")
-        self._returns_several = True
+        self._returns_several |= n > 1  # one answer to a request for one shows nothing
         return answer
 
     async def cancel_midway(self, prompt: Sequence[int], count: int) -> list[int]:

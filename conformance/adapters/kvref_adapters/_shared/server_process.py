@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 
@@ -22,7 +23,6 @@ from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.implementations.server import ServerImplementation, ServerSessions
 
-STARTING = 100.0  # seconds until a server must answer
 LOADING = 503  # the status that some servers return until they are ready
 SILENCE = 60.0  # seconds without a byte after which a request counts as hung
 MOST = 2  # servers of one kind that run at once, each with another canary
@@ -30,6 +30,8 @@ MOST = 2  # servers of one kind that run at once, each with another canary
 
 class ServerAdapter(EngineAdapter):
     """An adapter whose engines share one server per canary. A server that no longer answers is restarted."""
+
+    starting: ClassVar[float] = 100.0  # seconds until a server must answer
 
     def __init__(self) -> None:
         self._running: dict[Canary, ServerProcess] = {}  # in order of last use, the newest last
@@ -86,7 +88,7 @@ class ServerProcess:
                 env=os.environ | {"HF_HUB_OFFLINE": "1"},
             )  # fmt: skip
         try:
-            self._wait()
+            self._wait(server.starting)
             self._served = ServerImplementation(Address(self._url, folder), SILENCE)
         except CannotRun as error:
             self._end()
@@ -117,12 +119,12 @@ class ServerProcess:
         self._process.wait()
         self._holder.cleanup()
 
-    def _wait(self) -> None:
+    def _wait(self, starting: float) -> None:
         """Wait until the server answers with another status than 503 (loading). Raises RuntimeError."""
-        end = time.monotonic() + STARTING
+        end = time.monotonic() + starting
         while self._process.poll() is None and time.monotonic() < end:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{self._url}/models", trust_env=False, timeout=STARTING).status_code != LOADING:
+                if httpx.get(f"{self._url}/models", trust_env=False, timeout=starting).status_code != LOADING:
                     return
             time.sleep(0.1)
         lines = self._said.read_text(errors="replace").split("\n")

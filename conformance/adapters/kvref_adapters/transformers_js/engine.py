@@ -3,11 +3,7 @@
 The canary is an ONNX graph with past and present keys and values, as exporters write a Llama.
 """
 
-import atexit
 import itertools
-import json
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ from kvref.canary import Canary, weights
 from kvref.canary.dimensions import EPSILON
 from kvref.errors import PositionOutOfRange, in_range
 from kvref_adapters._shared.canary_files import EngineAdapter, write_canary
+from kvref_adapters._shared.node_process import package_version, running_node
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 from kvref_conformance.implementation_api import NDArray
@@ -145,24 +142,12 @@ def _file(graph: GraphBuilder, canary: Canary) -> bytes:
 
 
 PACKAGE = "@huggingface/transformers"
-NODE = shutil.which("node")
 PROGRAM = Path(__file__).with_suffix(".cjs")
-VERSION = f"require(require('node:path').join(require.resolve('{PACKAGE}'), '../../package.json')).version"
-
-
-def _version() -> str:
-    """Return the version of the package that Node finds. Raises ImportError."""
-    if NODE is None:
-        raise ImportError("transformers.js needs node")
-    found = subprocess.run([NODE, "-p", VERSION], capture_output=True, text=True, check=False, cwd="/")
-    if found.returncode:
-        raise ImportError(f"transformers.js needs the npm package {PACKAGE} in NODE_PATH")
-    return found.stdout.strip()
 
 
 class TransformersJsGenerate(EngineAdapter):
     name = "transformers.js"
-    version = _version()
+    version = package_version(PACKAGE)
     language = "javascript"
     project = "transformers.js"
 
@@ -186,7 +171,7 @@ class TransformersJsEngine(WholePrompts):
         write_canary(canary, folder)
         (folder / "onnx").mkdir()
         (folder / "onnx/model.onnx").write_bytes(onnx_model(canary))
-        self._node = _node()
+        self._node = running_node(PROGRAM)
         self._model = self._node.ask(load=str(folder))["model"]
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int, **options: Any) -> list[list[int]]:
@@ -226,42 +211,4 @@ class TransformersJsSessionEngine(TransformersJsEngine):
         return [self.generate(session, 1)[0] for session in sessions]
 
 
-class NodeProcess:
-    def __init__(self) -> None:
-        self._process = subprocess.Popen([str(NODE), PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        atexit.register(self.stop)
-
-    @property
-    def runs(self) -> bool:
-        return self._process.poll() is None
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request to Node. Raises RuntimeError if it fails there.
-
-        If the call is interrupted, Node is stopped, because the pending reply would be taken for that of the next request.
-        """
-        assert self._process.stdin and self._process.stdout
-        try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        except BaseException:
-            self.stop()
-            raise
-        if "error" in answer:
-            raise RuntimeError(answer["error"])
-        return answer
-
-
-_RUNNING: list[NodeProcess] = []
 _NAMES = itertools.count()  # of caches, unique among engines
-
-
-def _node() -> NodeProcess:
-    """Return the running Node process, or start one."""
-    if not _RUNNING or not _RUNNING[-1].runs:
-        _RUNNING.append(NodeProcess())
-    return _RUNNING[-1]
