@@ -80,15 +80,16 @@ def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
 @pytest.mark.parametrize("architecture", ["lfm2", "falcon-h1"])
 def test_a_hybrid_model_with_right_states_passes(tmp_path, architecture):
     huggingface.write_folder(tmp_path, make_hybrid_files(architecture))
-    figures = soaked(tmp_path, "", 1.0, HybridCanary(architecture))
+    figures = soaked(tmp_path, "", 2.0, HybridCanary(architecture))
     assert figures.tokens_checked > figures.wrong_tokens == 0 and not figures.failed
     with pytest.raises(CannotRun, match="is a hybrid canary"):
         ServerImplementation(Address("http://127.0.0.1:9/v1", tmp_path))
 
 
+@pytest.mark.extended
 def test_a_stale_state_of_a_hybrid_model_is_named(tmp_path):
     huggingface.write_folder(tmp_path, make_hybrid_files("qwen3.5"))
-    figures = soaked(tmp_path, "a stale matrix", 3.0, HybridCanary("qwen3.5"))
+    figures = soaked(tmp_path, "a stale matrix", 6.0, HybridCanary("qwen3.5"))
     assert figures.wrong_tokens > 0 and not figures.failed
     named = [f"the state of the matrix is of 5 tokens before, at token {each.prompt}" for each in figures.wrong]
     assert {each.finding for each in figures.wrong} & set(named)
