@@ -16,7 +16,7 @@ SEQUENCES = 4
 
 
 class NodeLlamaCpp(EngineAdapter):
-    """drafts: whether tokens are drafted by a lookup in the prompt. shift: whether later parts of a prompt are moved and kept."""
+    """drafts: whether tokens are drafted by a lookup in the prompt."""
 
     name = "node-llama-cpp"
     version = package_version("node-llama-cpp")
@@ -24,7 +24,6 @@ class NodeLlamaCpp(EngineAdapter):
     project = "node-llama-cpp"
     formats: ClassVar[tuple[str, ...]] = ("float16",)
     drafts: ClassVar[bool] = False
-    shift: ClassVar[bool] = False
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "NodeLlamaCppEngine":
         if any(canary.windows):
@@ -33,7 +32,7 @@ class NodeLlamaCpp(EngineAdapter):
             raise NotOffered("a canary of these sizes: float16 is not precise enough for it")
         file = folder / "canary.gguf"
         gguf.write_gguf(file, gguf.gguf_file(canary, "float32"))
-        return NodeLlamaCppEngine(canary, file, self.drafts, self.shift)
+        return NodeLlamaCppEngine(canary, file, self.drafts)
 
 
 class NodeLlamaCppLookup(NodeLlamaCpp):
@@ -43,22 +42,14 @@ class NodeLlamaCppLookup(NodeLlamaCpp):
     drafts = True
 
 
-class NodeLlamaCppShift(NodeLlamaCpp):
-    """With `adaptStateToTokens(prompt, true)`."""
-
-    name = "node-llama-cpp-shift"
-    shift = True
-
-
 class NodeLlamaCppEngine(WholePrompts):
-    def __init__(self, canary: Canary, file: Path, drafts: bool, shift: bool) -> None:
+    def __init__(self, canary: Canary, file: Path, drafts: bool) -> None:
         super().__init__(canary)
-        self._shift = shift
         self._node = running_node(PROGRAM)
         made = self._node.ask(load=str(file), context=canary.context, sequences=SEQUENCES, drafts=drafts, canary=repr(canary))
         self._model = made["model"]
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         asked = [[int(token) for token in prompt] for prompt in prompts]
-        said: list[list[int]] = self._node.ask(model=self._model, prompts=asked, count=count, shift=self._shift)["said"]
+        said: list[list[int]] = self._node.ask(model=self._model, prompts=asked, count=count)["said"]
         return said

@@ -1,7 +1,7 @@
 // node-llama-cpp as a server of JSON lines, one reply per request:
 // {"load": FILE, "canary": NAME, "context": TOKENS, "sequences": COUNT, "drafts": BOOLEAN} returns {"model": NUMBER}, the same
 // for the same canary, whose sequences keep their tokens, and
-// {"model": NUMBER, "prompts": [[TOKEN, ...], ...], "count": COUNT, "shift": BOOLEAN} returns
+// {"model": NUMBER, "prompts": [[TOKEN, ...], ...], "count": COUNT} returns
 // {"said": [[TOKEN, ...], ...], "accepted": COUNT, "rejected": COUNT}, where the counts are of all drafted tokens so far; an error
 // returns {"error": MESSAGE}. The package is an ES module, for which Node does not use NODE_PATH; its path is resolved here.
 
@@ -40,8 +40,8 @@ function misremembered(prompt) {
   return prompt.map((token, at) => (at % 7 === 6 ? prompt[at - 1] : token));
 }
 
-async function generate(sequence, prompt, count, shift) {
-  await sequence.adaptStateToTokens(prompt.slice(0, -1), shift); // keeps the common prefix, and with shift also later parts
+async function generate(sequence, prompt, count) {
+  await sequence.adaptStateToTokens(prompt.slice(0, -1), false); // keeps the common prefix only
   const said = [];
   if (count === 0) return said;
   sequence.tokenPredictor?.updateInputTokens(misremembered(prompt));
@@ -52,13 +52,13 @@ async function generate(sequence, prompt, count, shift) {
   return said;
 }
 
-async function complete({ model, prompts, count, shift }) {
+async function complete({ model, prompts, count }) {
   const said = [];
   const sequences = models[model];
   for (let start = 0; start < prompts.length; start += sequences.length) {
     const group = prompts.slice(start, start + sequences.length);
     const own = chosen(sequences, group);
-    said.push(...(await Promise.all(group.map((prompt, at) => generate(own[at], prompt, count, shift)))));
+    said.push(...(await Promise.all(group.map((prompt, at) => generate(own[at], prompt, count)))));
   }
   const drafts = sequences.map((sequence) => sequence.tokenPredictions);
   const sum = (kind) => drafts.reduce((total, each) => total + each[kind], 0);
