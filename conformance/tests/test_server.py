@@ -217,6 +217,7 @@ def test_of_two_models_one_is_named(met):
 @pytest.mark.parametrize("wrong", ["no n", "n ignored"])
 def test_one_answer_where_several_were_asked_for_is_not_offered(met, wrong):
     engine = session(met(wrong)[1])
+    assert len(engine.sample(0, 1, 2)) == 2  # shows nothing about several answers
     with pytest.raises(NotOffered, match="several answers to one request: "):
         engine.sample(0, 3, 2)
     assert engine.sample(0, 0, 2) == engine.sample(0, 3, 0) == []
