@@ -103,13 +103,13 @@ class Delay:
 
 
 class Distance:
-    """The cache of an attention layer that copies from `distance` tokens before, or from the first token."""
+    """The cache of an attention layer that copies from `distance` tokens before."""
 
     def __init__(self, distance: int) -> None:
         self.distance, self.entries = distance, list[tuple[int, int]]()
 
     def push(self, digits: tuple[int, int]) -> tuple[int, int] | None:
-        """Append an entry and return the one that is read; None if the layer looks back past the first token."""
+        """Append an entry and return the one that is read; None if there are too few, of which the nearest score decides."""
         self.entries.append(digits)
         return self.entries[-1 - self.distance] if len(self.entries) > self.distance else UNSURE
 
@@ -196,17 +196,19 @@ class HybridOracle:
     def _push(self, token: int) -> int | None:
         self.tokens.append(token)
         low, high = WORDS.digits(token)
-        if self.architecture == "lfm2":
-            assert self.attention is not None
-            copied = self.attention.push(self.delays[0].push((low, high)))
-            if copied is UNSURE:
-                self.delays[1].push((UNREAD, UNREAD))
-                return UNSURE
-            answer = self.delays[1].push(copied)
-            return UNSURE if UNREAD in answer else WORDS.token(answer)
-        assert self.matrix is not None
-        signs = WORDS.signs([low, high])
-        bits = self.matrix.push(low, None if low == NOTHING else signs.reshape(-1)[-self.matrix.cells.shape[1] :])
+        return self._copy(low, high) if self.matrix is None else self._recall(self.matrix, low, high)
+
+    def _copy(self, low: int, high: int) -> int | None:
+        """A word as LFM2 reads it: through a convolution, attention and the second convolution."""
+        assert self.attention is not None
+        first, second = self.delays
+        answer = second.push(self.attention.push(first.push((low, high))) or (UNREAD, UNREAD))
+        return UNSURE if UNREAD in answer else WORDS.token(answer)
+
+    def _recall(self, matrix: Matrix, low: int, high: int) -> int | None:
+        """A word as the other models read it: the last bits from the matrix, the first from attention if there is any."""
+        signs = None if low == NOTHING else WORDS.signs([low, high]).reshape(-1)[-matrix.cells.shape[1] :]
+        bits = matrix.push(low, signs)
         if self.attention is not None:
             copied = self.attention.push((low, NOTHING))
             bits = None if bits is None or copied is UNSURE else np.concatenate([WORDS.signs(copied)[0], bits])
