@@ -1,0 +1,96 @@
+"""Adapters of vLLM's Triton attention in Triton's interpreter, which runs it on a CPU: `vllm-triton-attention` and `-segments`.
+
+The interpreter runs the programs of a kernel in order, so races are not found, and its dots are exact float32, where a GPU can
+use TF32. vLLM asks the platform for capabilities that only GPUs have; those two functions are replaced.
+
+The kernel is `unified_attention`, over one sequence in a paged cache with blocks of 16 tokens. The last block is filled up with
+NaN, and the table has the blocks in descending order. vLLM gives it no queries before the first token, so they are *not offered*.
+"""
+
+import os
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}  # read by Triton and vLLM when they are imported
+
+import torch
+
+import kvref_adapters.vllm.import_stubs  # noqa: F401 - before vLLM
+from kvref_adapters._shared.torch_arrays import OneThreadTorch
+from kvref_conformance.exceptions import NotOffered
+
+from vllm.platforms import current_platform  # isort: skip
+
+torch.cuda.get_device_capability = lambda *args: (9, 0)
+type(current_platform).has_device_capability = classmethod(lambda cls, *args: True)
+
+from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: E402 # isort: skip
+
+BLOCK = 16  # tokens of a block
+SEGMENTS = 4  # parts of a sequence whose results are merged, of the kernel with segments
+ALL = (-1, -1)  # a window that hides nothing
+
+
+class VllmTritonAttention(OneThreadTorch):
+    """One program per head and group of queries reads all tokens."""
+
+    name = "vllm-triton-attention"
+    version = f"{version('vllm')}, triton {version('triton')}, interpreted"
+    language = "triton"
+    project = "vllm"
+    limits: ClassVar[dict[str, Any]] = {"dtype": ["float32"], "tokens": {"least": 1}, "threads": False}
+    segments: ClassVar[bool] = False
+
+    def attention(self) -> "AttentionCalls":
+        return AttentionCalls(self.segments)
+
+
+class VllmTritonSegments(VllmTritonAttention):
+    """For few queries, four programs per head and sequence read a part of the tokens each, and a second kernel merges them."""
+
+    name = "vllm-triton-segments"
+    segments = True
+
+
+class AttentionCalls:
+    def __init__(self, segments: bool) -> None:
+        self._segments = segments
+
+    def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
+        return self._attend(query, keys[:length], values[:length], scale, causal)
+
+    def window_attention(self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int) -> Any:
+        if sinks or chunk:
+            raise NotOffered("sink tokens and chunks that begin where a query's chunk begins")
+        return self._attend(query, keys, values, scale, True, (window - 1, 0))
+
+    def sink_attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, logit_sink: Any) -> Any:
+        return self._attend(query, keys, values, scale, causal, logit_sink=logit_sink)
+
+    def _attend(
+        self, query: Any, keys: Any, values: Any, scale: float, causal: bool, window: tuple[int, int] = ALL,
+        logit_sink: Any = None,
+    ) -> Any:  # fmt: skip
+        if keys.shape != values.shape:
+            raise NotOffered("values whose shape differs from that of the keys")
+        if causal and len(query) > len(keys):
+            raise NotOffered("queries before the first token")
+        count, blocks = len(keys), -(-len(keys) // BLOCK)
+        pages = []
+        for tokens in (keys, values):
+            page = torch.full((blocks * BLOCK, *tokens.shape[1:]), torch.nan)
+            page[:count] = tokens
+            pages.append(page.view(blocks, BLOCK, *tokens.shape[1:]).flip(0).contiguous())
+        out, merged = torch.empty(query.shape), dict[str, Any]()
+        if self._segments:
+            rows, width = (len(query), query.shape[1], SEGMENTS), 1 << (query.shape[2] - 1).bit_length()
+            merged = {
+                "seq_threshold_3D": 8, "num_par_softmax_segments": SEGMENTS, "softmax_segm_output": torch.empty(*rows, width),
+                "softmax_segm_max": torch.empty(rows), "softmax_segm_expsum": torch.empty(rows),
+            }  # fmt: skip
+        unified_attention(
+            query.contiguous(), *pages, out, torch.tensor([0, len(query)], dtype=torch.int32), len(query),
+            torch.tensor([count], dtype=torch.int32), count, scale, causal, window,
+            torch.arange(blocks - 1, -1, -1, dtype=torch.int32)[None], 0.0, None, None, None, sinks=logit_sink, **merged,
+        )  # fmt: skip
+        return out
