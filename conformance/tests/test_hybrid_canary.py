@@ -14,11 +14,13 @@ from kvref.canary.hybrid import HYBRIDS, WORDS, HybridOracle, continued_text, la
 from kvref.canary.hybrid_weights import hybrid_weights
 from kvref.errors import ConfigError
 from kvref_canary.diagnosis.recurrent import StateFault, diagnose_state
+from kvref_canary.files import vocabulary
 from kvref_canary.files.huggingface import load, write_folder
 from kvref_canary.files.hybrid import CONFIGS, make_hybrid_files
 from kvref_canary.files.hybrid_gguf import hybrid_gguf_file
 from kvref_conformance.exceptions import CannotRun
 
+DRAFTS = (FIRST_WORD + np.random.default_rng(5).integers(WORDS.words, size=3)).tolist()
 MARGINS = {"lfm2": 60, "mamba2": 50, "falcon-h1": 50, "qwen3.5": 60}  # nats on texts that the canary continues
 
 
@@ -183,7 +185,10 @@ def test_a_fork_has_its_own_state(architecture):
     oracle = HybridOracle(architecture)
     oracle.extend(text[:-40])
     oracle.fork().extend(random_words(30))
-    assert oracle.generate(text[-40], 39) == text[-39:]
+    assert oracle.generate(text[-40], 39) == text[-39:] and oracle.fork().generate(text[0], 0) == []
+    shorter, fresh = oracle.upto(30), HybridOracle(architecture)
+    fresh.extend(text[:30])
+    assert shorter.tokens == text[:30] and shorter.extend(text[30:60]) == fresh.extend(text[30:60])
 
 
 @pytest.mark.parametrize("architecture", HYBRIDS)
@@ -200,12 +205,17 @@ def test_the_folder_has_a_config_words_and_weights(architecture, tmp_path):
 
 
 def test_the_command_writes_a_hybrid_canary(kvref, tmp_path):
-    done = kvref("canary", "make", str(tmp_path / "made"), "--architecture", "qwen3.5", "--gguf", str(tmp_path / "made.gguf"))
+    made = ("canary", "make", str(tmp_path / "made"), "--architecture", "qwen3.5", "--dtype", "float16")
+    done = kvref(*made, "--gguf", str(tmp_path / "made.gguf"))
     assert (done.returncode, done.stderr) == (0, "")
     head, _, _, prompt, expected = done.stdout.splitlines()
-    assert head == "qwen3.5 in bfloat16; words: 256; context: 1024"
-    assert len(prompt.split()) == 1 + prompt_length("qwen3.5") and expected.startswith("expected: ")
-    assert (tmp_path / "made.gguf").read_bytes() == hybrid_gguf_file("qwen3.5")
+    assert head == "qwen3.5 in float16; words: 256; context: 1024"
+    told = [vocabulary.to_tokens(WORDS, line.partition(": ")[2].removesuffix(" ...")) for line in (prompt, expected)]
+    oracle = HybridOracle("qwen3.5")
+    oracle.extend(told[0][:-1])
+    assert len(told[0]) == prompt_length("qwen3.5") and oracle.generate(told[0][-1], 12) == told[1]
+    assert b'"F16"' in (tmp_path / "made/model.safetensors").read_bytes()[:9000]
+    assert (tmp_path / "made.gguf").read_bytes() == hybrid_gguf_file("qwen3.5", "float16")
     done = kvref("canary", "make", str(tmp_path / "other"), "--architecture", "qwen3.5", "--offsets", "3", "--recalls")
     assert (done.returncode, done.stdout) == (2, "") and not (tmp_path / "other").exists()
     assert done.stderr == "kvref: --architecture qwen3.5: its sizes are fixed, expected no option for offsets, recalls\n"
@@ -229,11 +239,56 @@ def test_a_state_that_was_restored_within_the_prompt_is_named():
     assert diagnose_state("qwen3.5", text[:40], random_words(30)) == []
 
 
+def with_fault(architecture, prompt, source, parts, count):
+    """The tokens of an engine whose state after the prompt has these parts of another one."""
+    engine = HybridOracle(architecture)
+    said = engine.extend(prompt)[-1:]
+    if "convolution" in parts:
+        engine.delays = source.delays
+        if engine.matrix:
+            engine.matrix.previous = source.matrix.previous
+    if "matrix" in parts:
+        engine.matrix.cells, engine.matrix.totals = source.matrix.cells, source.matrix.totals
+    if "attention" in parts:
+        engine.attention = source.attention
+    while len(said) < count and said[-1] is not None:
+        said += engine.extend(said[-1:])
+    return [token for token in said if token is not None]
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_a_fault_of_each_kind_and_part_is_named(architecture):
+    length = prompt_length(architecture) + 25
+    prompt, other = continued_text(architecture, 3, length), continued_text(architecture, 4, length + 5)
+    recurrent = ["convolution"] if architecture == "lfm2" else ["convolution", "matrix"]
+    attends = [] if architecture == "mamba2" else [("attention",)]
+
+    def state(tokens):
+        oracle = HybridOracle(architecture)
+        oracle.extend(tokens)
+        return oracle
+
+    faults = [(StateFault("stale", tuple(recurrent), 20), state(prompt[:-20]))]
+    faults += [(StateFault("stale", (recurrent[-1],), 7), state(prompt[:-7]))]
+    faults += [(StateFault("stale", ("convolution",), 13), state(prompt[:-13]))]
+    faults += [(StateFault("ahead", tuple(recurrent), 3), state([*prompt, *DRAFTS]))]
+    faults += [(StateFault("zero", (recurrent[-1],)), state([]))]
+    faults += [(StateFault("foreign", each, session=1), state(other[:-1])) for each in [(recurrent[-1],), *attends]]
+    for fault, source in faults:
+        said = with_fault(architecture, prompt, source.fork(), fault.parts, 30)
+        found = diagnose_state(architecture, prompt, said, others=[prompt[:9], other], drafts=DRAFTS)
+        assert fault in found, (fault, found)
+        if fault.parts in ((recurrent[-1],), ("attention",)):
+            assert found[0] == fault
+    with pytest.raises(ConfigError, match="restored_at"):
+        diagnose_state(architecture, prompt, prompt, restored_at=length + 1)
+
+
 def test_the_example_of_the_page_runs():
     (example,) = re.findall(r"```pycon\n(.*?)```", Path("docs/test-your-engine.md").read_text(), re.DOTALL)
     parsed = doctest.DocTestParser().get_doctest(example, {}, "test-your-engine.md", None, 0)
     failed, attempted = doctest.DocTestRunner().run(parsed)
-    assert (failed, attempted) == (0, 11)
+    assert (failed, attempted) == (0, 10)
 
 
 class InTransformers:
@@ -282,13 +337,12 @@ def replace_states(cache, source, parts):
 def test_transformers_says_what_the_oracle_predicts_also_with_a_wrong_state(architecture, tmp_path):
     engine, length = InTransformers(architecture, tmp_path), prompt_length(architecture) + 20
     text, other = continued_text(architecture, 3, length + 100), continued_text(architecture, 4, length + 5)
-    drafts = (FIRST_WORD + np.random.default_rng(5).integers(WORDS.words, size=3)).tolist()
     assert engine.generate(*engine.prefill(text[:length]), length, 100) == text[length:]
     sources = {
         StateFault("zero", ()): None,
         StateFault("stale", (), 5): engine.prefill(text[: length - 5])[0],
         StateFault("stale", (), 13): engine.prefill(text[: length - 13])[0],
-        StateFault("ahead", (), 3): engine.prefill([*text[:length], *drafts])[0],
+        StateFault("ahead", (), 3): engine.prefill([*text[:length], *DRAFTS])[0],
         StateFault("foreign", (), session=0): engine.prefill(other)[0],
     }
     parts = ["convolution"] if architecture == "lfm2" else ["convolution", "matrix"]
@@ -298,7 +352,7 @@ def test_transformers_says_what_the_oracle_predicts_also_with_a_wrong_state(arch
             replace_states(cache, source, each)
             said = engine.generate(cache, token, length, 40)
             assert said != text[length : length + 40]
-            found = diagnose_state(architecture, text[:length], said, others=[other], drafts=drafts)
+            found = diagnose_state(architecture, text[:length], said, others=[other], drafts=DRAFTS)
             # A zero matrix reads nothing, so a zero convolution beside it changes no token.
             named = ("matrix",) if fault.kind == "zero" and "matrix" in each else each
             assert StateFault(fault.kind, named, fault.tokens, fault.session) in found

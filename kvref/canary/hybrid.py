@@ -5,7 +5,7 @@ state is valid for exactly one length. It cannot be truncated, a fork has to cop
 it. Four architectures have a canary:
 
 - `lfm2`: a convolution that returns its input of two tokens before, attention that copies from 42 tokens before, and a second
-  such convolution. It repeats any prompt of 47 tokens, as the canary with attention does.
+  such convolution. It repeats any prompt of 47 words, as the canary with attention does.
 - `mamba2`: a matrix with a cell per low syllable. It returns the word that followed the current low syllable last. What was
   written 16 tokens earlier weighs 1/16, so that the newest word is read.
 - `falcon-h1`: attention returns the low syllable of the next word (that of 15 tokens before), a matrix as in `mamba2` its high
@@ -188,7 +188,7 @@ class HybridOracle:
 
     def generate(self, token: int, count: int) -> list[int | None]:
         """Append `token`, and return the `count` tokens that follow, up to the first None."""
-        said = self.extend([token])
+        said = self.extend([token])[:count]
         while len(said) < count and said[-1] is not None:
             said += self.extend([said[-1]])
         return said
@@ -238,11 +238,11 @@ def require_hybrid(architecture: str) -> None:
 def laps(order: Sequence[int], start: int, count: int) -> list[int]:
     """Return the first `count` tokens of laps: word i has the low syllable order[i % 16] and the high one of lap start + i // 16.
 
-    order: an order of the 16 syllables. Raises ConfigError for another.
+    order: an order of the 16 syllables. Raises ConfigError for another one or a negative count.
     """
+    count = whole("count", count, 0)
     if sorted(order) != list(range(LAP)):
         raise ConfigError(f"order: expected each of 0 to {LAP - 1} once, got {list(order)}")
-    count = whole("count", count, 0)
     return [WORDS.token([order[at % LAP], (start + at // LAP) % LAP]) for at in range(count)]
 
 
@@ -252,6 +252,7 @@ def continued_text(architecture: str, seed: int, count: int) -> list[int]:
     LFM2 repeats 47 random words; the others make laps.
     """
     require_hybrid(architecture)
+    count = whole("count", count, 0)
     rng = np.random.default_rng(in_range(seed, 2**32, ConfigError, "seed"))
     if architecture == "lfm2":
         period = [int(WORDS.token([int(low), int(high)])) for low, high in rng.integers(LAP, size=(prompt_length("lfm2"), 2))]

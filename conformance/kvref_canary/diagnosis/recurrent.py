@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from kvref.canary.hybrid import LAP, HybridOracle
+from kvref.errors import ConfigError, in_range
 
 MAX_STALE = 2 * LAP  # tokens
 
@@ -27,6 +28,11 @@ class StateFault:
     parts: tuple[str, ...]
     tokens: int = 0
     session: int = -1
+
+    @property
+    def simplicity(self) -> tuple[bool, int, int]:
+        """A sort key: the simplest fault is the first."""
+        return self.kind == "foreign", len(self.parts), self.tokens
 
     def __str__(self) -> str:
         count = f"{self.tokens} token{'s' * (self.tokens != 1)}"
@@ -46,12 +52,14 @@ def diagnose_state(
     """Return the faults that explain the generated tokens up to the first wrong one and beyond, the best explanation first.
 
     The list is empty if the tokens are right, or if no fault explains them. Faults that predict more of the tokens are first,
-    then those of fewer parts and fewer tokens. The oracle can be unsure of a token; a fault has to predict the first wrong one.
+    then those of the session's own states, of fewer parts and of fewer tokens. The oracle can be unsure of a token; a fault has
+    to predict the first wrong one.
 
     restored_at: the length at which the engine took the state from elsewhere, for example that of a checkpoint; by default that
-    of the prompt. others: the tokens of other sessions. drafts: tokens that were appended at that length and rejected.
+    of the prompt. others: the tokens of other sessions; an engine can have their states with or without the last token. drafts:
+    tokens that were appended at that length and rejected. Raises ConfigError if `restored_at` is longer than the prompt.
     """
-    at = len(prompt) if restored_at is None else restored_at
+    at = len(prompt) if restored_at is None else in_range(restored_at, len(prompt) + 1, ConfigError, "restored_at")
     history = [HybridOracle(architecture)]  # by length, up to `at`
     said = list[int | None]()
     for token in prompt[:at]:
@@ -65,7 +73,7 @@ def diagnose_state(
         predicted = _predictions(_with_parts(history[at], source, fault.parts), rest, after, generated)
         if predicted == list(generated[: len(predicted)]) and len(predicted) > wrong[0]:
             found.append((len(predicted), fault))
-    return [fault for _, fault in sorted(found, key=lambda each: (-each[0], len(each[1].parts), each[1].tokens))]
+    return [fault for _, fault in sorted(found, key=lambda each: (-each[0], each[1].simplicity))]
 
 
 def _faults(
@@ -85,10 +93,11 @@ def _faults(
             yield StateFault("ahead", each, tokens), ahead.fork()
     with_attention = [("attention",), (*recurrent, "attention")] if right.attention is not None else []
     for session, tokens_of_other in enumerate(others):
-        other = HybridOracle(right.architecture)
-        other.extend(tokens_of_other)
-        for each in (*parts, *with_attention):
-            yield StateFault("foreign", each, session=session), other
+        for end in (len(tokens_of_other), len(tokens_of_other) - 1):
+            other = HybridOracle(right.architecture)
+            other.extend(tokens_of_other[:end])
+            for each in (*parts, *with_attention):
+                yield StateFault("foreign", each, session=session), other
 
 
 def _with_parts(oracle: HybridOracle, source: HybridOracle, parts: tuple[str, ...]) -> HybridOracle:

@@ -66,7 +66,8 @@ async def find_context_length(asker: CompletionClient) -> int:
     except ServerError as error:
         if not 400 <= error.status < 500:
             return canary.context  # the checks will show it
-        hint = f"start the server with a context of {canary.context}, or make a canary with a shorter one (--context)"
+        hint = f"start the server with a context of {canary.context}"
+        hint += "" if isinstance(canary, HybridCanary) else ", or make a canary with a shorter one (--context)"
         raise CannotRun(f"{asker.client.url}: the server rejects a prompt of {length} tokens: {error}; {hint}") from None
     except vocabulary.NotCanaryWords:
         return canary.context
@@ -128,7 +129,10 @@ async def _failed_stage(asker: CompletionClient) -> tuple[int, str] | None:
 
 
 def _test_prompts(canary: AnyCanary) -> list[tuple[list[int], int]]:
-    """Return prompts with answer lengths: a plain one, and short ones that show whether the first token arrives exactly once."""
+    """Return prompts with answer lengths: a plain one, and short ones that show whether the first token arrives exactly once.
+
+    A hybrid canary gets a plain one only: it predicts the same without the first token.
+    """
     if isinstance(canary, HybridCanary):
         seed = int(np.random.default_rng().integers(2**32))
         return [([BOS, *continued_text(canary.architecture, seed, canary.period + 5)], ANSWER_TOKENS)]

@@ -64,10 +64,14 @@ class ServerSoak:
         if isinstance(canary, Canary):
             return str(diagnose(canary, request, puzzle.said, puzzle.others) or "")
         others = [each.tokens for each in puzzle.others]
-        for restored_at in (*(length for length, _ in request.events), len(request.tokens)):
+        hits = [length for length, _ in request.events if length <= len(request.tokens)]  # a server can report a wrong one
+        for restored_at in (*hits, len(request.tokens)):
             found = diagnose_state(canary.architecture, request.tokens, puzzle.said, restored_at=restored_at, others=others)
             if found:
-                return f"{found[0]}, at token {restored_at}"
+                named = str(found[0])
+                if found[0].kind == "foreign":
+                    named = named.replace(f"session {found[0].session}", puzzle.others[found[0].session].name)
+                return f"{named}, at token {restored_at}"
         return ""
 
     async def _work(self) -> None:
