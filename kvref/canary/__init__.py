@@ -9,6 +9,8 @@ The residual stream contains a constant and num_layers + 1 parts. A part represe
 or -1, and one number that marks a special token, which has no bits. Part 0 is the embedding of the token. Each layer copies the
 newest part of the token that it attends to into the next part. All parts have the same length (norm), so that the weight of each
 RMS norm can undo the norm.
+
+Models with recurrent state have canaries of their own: `kvref.canary.hybrid` and `kvref.canary.hybrid_weights`.
 """
 
 from kvref.canary.dimensions import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary, sized

@@ -46,7 +46,10 @@ class VllmTritonAttention(OneThreadTorch):
 
 
 class VllmTritonSegments(VllmTritonAttention):
-    """For few queries, four programs per head and sequence read a part of the tokens each, and a second kernel merges them."""
+    """Four programs per head and sequence read a part of the tokens each, and a second kernel merges them.
+
+    vLLM does that for a single query or at most 8 causal ones. All other calls run the kernel without segments here too.
+    """
 
     name = "vllm-triton-segments"
     segments = True
