@@ -71,7 +71,7 @@ def session(served, *prompts):
 def test_a_right_server_says_the_right_tokens_in_whichever_way_it_works(met, wrong, told_by):
     fake, served = met(wrong)
     assert served.language == f"{told_by} over HTTP" and served.version == "fake/1"
-    assert served.limits == {"engine": {**SIZES, "window": 0, "recalls": 0}}
+    assert served.limits == {"engine": {**SIZES, "window": 0, "recalls": 0, "recurrent": 0}}
     engine = session(served, PROMPT, PROMPT[:15], PROMPT[:18])
     assert [engine.generate(0, 10), engine.generate(0, 10)] == [RIGHT[:10], RIGHT[10:]]  # in one reply, and streamed
     assert engine.step([1, 2, 0]) == [PROMPT[3], PROMPT[6], PROMPT[17]]

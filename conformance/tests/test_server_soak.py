@@ -19,7 +19,6 @@ from kvref_canary.files import huggingface, vocabulary
 from kvref_canary.files.hybrid import make_hybrid_files
 from kvref_canary.server.url import Address
 from kvref_conformance.commands.soak_server import _print_verdict
-from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.implementations.server import ServerImplementation
 from kvref_conformance.soak.server_soak import ServerSoak
 from kvref_conformance.soak.server_statistics import MAX_POINTS, Latencies, ServerStatistics, Timeline
@@ -41,7 +40,7 @@ def files(tmp_path_factory):
 def soaked(files, wrong, seconds=1.5, canary=CANARY):
     """The figures of a soak of a fake server with one misbehavior."""
     with serving(canary, wrong) as fake:
-        served = ServerImplementation(Address(fake.url, files), hybrid=True)
+        served = ServerImplementation(Address(fake.url, files))
         try:
             soak = ServerSoak(served.asker, 0, 6)
             served.background.run(soak.run(seconds))
@@ -82,8 +81,6 @@ def test_a_hybrid_model_with_right_states_passes(tmp_path, architecture):
     huggingface.write_folder(tmp_path, make_hybrid_files(architecture))
     figures = soaked(tmp_path, "", 2.0, HybridCanary(architecture))
     assert figures.tokens_checked > figures.wrong_tokens == 0 and not figures.failed
-    with pytest.raises(CannotRun, match="is a hybrid canary"):
-        ServerImplementation(Address("http://127.0.0.1:9/v1", tmp_path))
 
 
 @pytest.mark.extended

@@ -232,7 +232,7 @@ class Canary:
 
 def sized(
     *, num_layers: int, num_kv_heads: int, num_query_heads: int, head_dim: int, context: int, period: int, window: int = 0,
-    recalls: int = 0,
+    recalls: int = 0, recurrent: int = 0,
 ) -> Canary:  # fmt: skip
     """Return the canary of these sizes.
 
@@ -242,9 +242,11 @@ def sized(
       not see, and `period` has no effect.
     - `recalls`: 1 for a last layer that recalls; the other layers then have the offset 1. theta is 1,000,000 then, otherwise
       10,000.
+    - `recurrent`: 0. `kvref.canary.hybrid.engine_canary` returns the canaries with recurrent state.
 
     Raises ConfigError.
     """
+    whole("recurrent", recurrent, 0, 0)
     num_layers = whole("num_layers", num_layers, 1 + bool(recalls))
     window, recalls = whole("window", window, 0), whole("recalls", recalls, 0, 1)
     period = whole("period", period, num_layers + 1)

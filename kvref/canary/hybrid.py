@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvref.canary.dimensions import NOTHING, Canary
+from kvref.canary.dimensions import NOTHING, Canary, sized
 from kvref.canary.oracle import Oracle
 from kvref.errors import ConfigError, in_range, whole
 
@@ -55,6 +55,7 @@ class HybridCanary:
     architecture: str
     context: int = CONTEXT
     recalls: bool = field(default=False, init=False)
+    windows: tuple[int | None, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         require_hybrid(self.architecture)
@@ -64,6 +65,11 @@ class HybridCanary:
     def period(self) -> int:
         """The number of tokens of a text after which it is continued: `prompt_length`."""
         return prompt_length(self.architecture)
+
+    @property
+    def continues_laps(self) -> bool:
+        """Whether its prompts are laps, which it continues. If not, it repeats any prompt of a period."""
+        return self.architecture != "lfm2"
 
     @property
     def words(self) -> int:
@@ -264,6 +270,16 @@ def prompt_length(architecture: str) -> int:
     """Return the number of tokens after which the canary predicts the next token of a text: a period, or a lap and a word."""
     require_hybrid(architecture)
     return LFM2_DISTANCE + 2 * (TAPS - 1) + 1 if architecture == "lfm2" else LAP + 1
+
+
+def engine_canary(*, recurrent: int = 0, **sizes: int) -> AnyCanary:
+    """Return the canary of an engine with these sizes, as in the protocol's `engine.new`.
+
+    recurrent: 0 for `sized(**sizes)`, otherwise the place of the architecture in HYBRIDS, counted from 1. The sizes of a hybrid
+    canary are fixed: of `sizes` only the context has an effect, but all have to be valid. Raises ConfigError.
+    """
+    recurrent, attention = whole("recurrent", recurrent, 0, len(HYBRIDS)), sized(**sizes)
+    return HybridCanary(HYBRIDS[recurrent - 1], attention.context) if recurrent else attention
 
 
 def new_oracle(canary: AnyCanary) -> Oracle | HybridOracle:

@@ -116,19 +116,11 @@ def require_canary_folder(folder: Path) -> None:
         _read(folder, f"{folder} is not empty and is not a kvref canary: expected a new or empty folder, or an older canary")
 
 
-def load_any(folder: Path) -> AnyCanary:
-    """Return the canary of a folder, which may be a hybrid one. Raises CannotRun if the folder is not a canary's."""
-    architecture = _read_sizes(folder).get("architecture")
-    return HybridCanary(architecture) if architecture in HYBRIDS else load(folder)
-
-
-def load(folder: Path) -> Canary:
-    """Return the canary of a folder. Raises CannotRun if the folder is not a canary's, or a hybrid one's."""
-    said = _read_sizes(folder)
-    if said.get("architecture") in HYBRIDS:
-        raise CannotRun(
-            f"{folder} is a hybrid canary ({said['architecture']}): expected one that was made for {', '.join(ARCHITECTURES)}"
-        )
+def load(folder: Path) -> AnyCanary:
+    """Return the canary of a folder. Raises CannotRun if the folder is not a canary's."""
+    said = _read(folder, f"{folder} is not a canary: expected a folder with a {SIZES_FILE} (kvref canary make {folder})")
+    if (architecture := said.get("architecture")) in HYBRIDS:
+        return HybridCanary(architecture)
     try:
         fields = {name: said[name] for name in CANARY_FIELDS}
         offsets, windows = (_whole(fields[name]) for name in ("offsets", "windows"))
@@ -139,10 +131,6 @@ def load(folder: Path) -> Canary:
         raise CannotRun(f"{folder / SIZES_FILE}: expected the sizes of a canary: {', '.join(CANARY_FIELDS)}") from None
     except ConfigError as error:
         raise CannotRun(f"{folder / SIZES_FILE}: {error}") from None
-
-
-def _read_sizes(folder: Path) -> dict[str, Any]:
-    return _read(folder, f"{folder} is not a canary: expected a folder with a {SIZES_FILE} (kvref canary make {folder})")
 
 
 def _whole(values: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvref.canary import Canary, sized
+from kvref.canary.hybrid import HYBRIDS, AnyCanary, HybridCanary
 from kvref.errors import ConfigError
 from kvref_conformance.exceptions import CannotRun
 
@@ -10,17 +11,20 @@ from kvref_conformance.exceptions import CannotRun
 OPTIONS = {"offsets": "--offsets", "windows": "--windows", "theta": "--theta", "num_pairs": "--pairs"}
 
 
-def sizes_of(canary: Canary) -> dict[str, int]:
-    """Return the arguments with which kvref.canary.sized makes this canary. The MLP size is ignored, for its weights are zeros.
+def sizes_of(canary: AnyCanary) -> dict[str, int]:
+    """Return the arguments with which `engine_canary` makes this canary; other sizes have no effect.
 
-    If no arguments do, raises CannotRun with the options that would make such a canary.
+    The MLP size is ignored, for its weights are zeros. If no arguments make it, raises CannotRun with the options that would make
+    such a canary.
     """
+    if isinstance(canary, HybridCanary):
+        return {"recurrent": HYBRIDS.index(canary.architecture) + 1, "recalls": 0, "window": 0, "context": canary.context}
     plain = replace(canary, intermediate_size=Canary.intermediate_size)
     window = next((each for each in canary.windows if each is not None), 0)
     numbers = {
         "num_layers": canary.num_layers, "num_kv_heads": canary.num_kv_heads, "num_query_heads": canary.num_query_heads,
         "head_dim": canary.head_dim, "context": canary.context, "period": max(canary.period, canary.num_layers + 1),
-        "window": window, "recalls": int(canary.recalls),
+        "window": window, "recalls": int(canary.recalls), "recurrent": 0,
     }  # fmt: skip
     try:
         made = sized(**numbers)

@@ -28,7 +28,7 @@ def soak_server(options: argparse.Namespace) -> int:
         raise CannotRun(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {concurrency}")
     silence = call_timeout(options, options.name)
     require_folder("plot", options.plot)
-    served = ServerImplementation(parse_address(options.name), silence, hybrid=True)
+    served = ServerImplementation(parse_address(options.name), silence)
     try:
         return _run_soak(options, served, concurrency)
     finally:

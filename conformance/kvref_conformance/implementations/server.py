@@ -6,8 +6,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvref.canary import Canary, sized
-from kvref.canary.hybrid import AnyCanary
+from kvref.canary import Canary
+from kvref.canary.hybrid import AnyCanary, engine_canary
 from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_canary.files import huggingface
 from kvref_canary.server.dimensions import sizes_of, with_shorter_context
@@ -26,18 +26,15 @@ SILENCE_TIMEOUT = 600.0  # seconds without a byte; the judge's limit per call is
 
 
 class ServerImplementation(ExternalImplementation):
-    """limits: the sizes of the loaded canary, and the context that the server accepts. The constructor contacts the server.
-
-    hybrid: whether the canary may be a hybrid one, with which `engine` is not offered.
-    """
+    """limits: the sizes of the loaded canary, and the context that the server accepts. The constructor contacts the server."""
 
     level: Level = "exact"
     formats = ("float32",)
 
-    def __init__(self, address: Address, silence: float = SILENCE_TIMEOUT, hybrid: bool = False) -> None:
+    def __init__(self, address: Address, silence: float = SILENCE_TIMEOUT) -> None:
         """Raises CannotRun."""
-        canary = huggingface.load_any(address.folder) if hybrid else huggingface.load(address.folder)
-        numbers = sizes_of(canary) if isinstance(canary, Canary) else {}
+        canary = huggingface.load(address.folder)
+        numbers = sizes_of(canary)
         self.background = EventLoopThread()
         try:
             self.asker, context = self.background.run(_connect(address, canary, silence))
@@ -60,13 +57,11 @@ class ServerImplementation(ExternalImplementation):
         """Return an engine; the server's cache size is fixed, `cache_tokens` is ignored. Raises ConfigError for invalid sizes."""
         if not isinstance(cache_tokens, int) or cache_tokens < 1:
             raise NotOffered("validation of cache_tokens: the size of the server's cache is fixed")
-        sized(**sizes)
+        engine_canary(**sizes)
         return self.sessions()
 
     def sessions(self) -> "ServerSessions":
-        """Return an engine with the loaded canary. Raises NotOffered for a hybrid one, for which the family has no checks."""
-        if not isinstance(self.canary, Canary):
-            raise NotOffered(f"sessions with a hybrid canary ({self.canary.architecture})")
+        """Return an engine with the loaded canary."""
         return ServerSessions(self.canary, self.asker, self.background)
 
     def close(self) -> None:
@@ -78,7 +73,7 @@ class ServerImplementation(ExternalImplementation):
 class ServerSessions(WholePrompts):
     """Every other step requests many tokens at once, so that concurrent requests are long; steps return them one by one."""
 
-    def __init__(self, canary: Canary, asker: "CompletionClient", background: EventLoopThread) -> None:
+    def __init__(self, canary: AnyCanary, asker: "CompletionClient", background: EventLoopThread) -> None:
         super().__init__(canary)
         self._asker, self._background = asker, background
         self._requests = itertools.count()

@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvref.canary import Canary
 from kvref_canary.diagnosis.case import RequestHistory
-from kvref_canary.diagnosis.diagnose import diagnose
-from kvref_canary.diagnosis.recurrent import diagnose_state
+from kvref_canary.diagnosis.explanation import explain_tokens
 from kvref_canary.server.completions import Completion, CompletionClient
 from kvref_canary.server.errors import ServerError
 from kvref_conformance.exceptions import NotOffered
@@ -57,22 +55,7 @@ class ServerSoak:
         """Diagnose some wrong answers: which request their tokens belong to. Takes seconds."""
         self.figures.wrong = [puzzle.wrong for puzzle in self._wrong_completions]
         for puzzle in self._wrong_completions:
-            puzzle.wrong.finding = self._diagnose(puzzle)
-
-    def _diagnose(self, puzzle: WrongCompletion) -> str:
-        canary, request = self._asker.canary, puzzle.request
-        if isinstance(canary, Canary):
-            return str(diagnose(canary, request, puzzle.said, puzzle.others) or "")
-        others = [each.tokens for each in puzzle.others]
-        hits = [length for length, _ in request.events if length <= len(request.tokens)]  # a server can report a wrong one
-        for restored_at in (*hits, len(request.tokens)):
-            found = diagnose_state(canary.architecture, request.tokens, puzzle.said, restored_at=restored_at, others=others)
-            if found:
-                named = str(found[0])
-                if found[0].kind == "foreign":
-                    named = named.replace(f"session {found[0].session}", puzzle.others[found[0].session].name)
-                return f"{named}, at token {restored_at}"
-        return ""
+            puzzle.wrong.finding = explain_tokens(self._asker.canary, puzzle.request, puzzle.said, puzzle.others)
 
     async def _work(self) -> None:
         while not self.figures.gone:

@@ -134,7 +134,7 @@ class RequestWorkload:
 
     def _words(self, count: int, alphabet: int) -> list[int]:
         """Return words of one alphabet; for a canary that continues laps, laps in an order of their own."""
-        if isinstance(self.canary, HybridCanary) and self.canary.architecture != "lfm2":
+        if isinstance(self.canary, HybridCanary) and self.canary.continues_laps:
             return laps(self._rng.permutation(LAP).tolist(), int(self._rng.integers(LAP)), count)
         share = self.canary.words // NUM_ALPHABETS
         return [FIRST_WORD + alphabet * share + int(word) for word in self._rng.integers(share, size=count)]

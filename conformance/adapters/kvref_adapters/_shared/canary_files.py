@@ -9,12 +9,15 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from kvref.canary import Canary, sized
+from kvref.canary import Canary
+from kvref.canary.hybrid import CONTEXT, HYBRIDS, HybridCanary, engine_canary
 from kvref_canary.files import huggingface as files
+from kvref_canary.files.hybrid import make_hybrid_files
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import Level
 
 Model = TypeVar("Model")
+AnyKind = TypeVar("AnyKind", Canary, HybridCanary)
 
 
 class EngineAdapter(ABC):
@@ -36,13 +39,24 @@ class EngineAdapter(ABC):
     def engine(self, cache_tokens: int, **sizes: int) -> Any:
         if not isinstance(cache_tokens, int) or cache_tokens < 1:
             raise NotOffered("a cache size argument")
-        canary = sized(**sizes)
+        canary = engine_canary(**sizes)
         with tempfile.TemporaryDirectory(prefix="canary") as folder:
-            return self.loaded(canary, Path(folder), cache_tokens)
+            load = self.loaded if isinstance(canary, Canary) else self.loaded_hybrid
+            return load(canary, Path(folder), cache_tokens)  # type: ignore[arg-type]
 
     @abstractmethod
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> Any:
         """Return the engine with this canary. folder: an empty folder for the canary's files, deleted after this call returns."""
+
+    def loaded_hybrid(self, canary: HybridCanary, folder: Path, cache_tokens: int) -> Any:
+        """Like `loaded`, for a canary with recurrent state."""
+        raise NotOffered("canaries with recurrent state")
+
+
+def hybrid_limits(architecture: str) -> dict[str, Any]:
+    """The limits of an engine that loads only this hybrid canary. The checks need a context of several periods of LFM2's 47."""
+    only = {"recurrent": HYBRIDS.index(architecture) + 1, "recalls": 0, "window": 0}
+    return {"engine": only | {"context": {"least": 256, "most": CONTEXT}}}
 
 
 def write_canary(canary: Canary, folder: Path) -> None:
@@ -50,12 +64,17 @@ def write_canary(canary: Canary, folder: Path) -> None:
     files.write_folder(folder, files.make_files(canary, "mistral" if any(canary.windows) else "llama", "float32"))
 
 
-def load_once(load: Callable[[Canary, Path], Model]) -> Callable[[Canary, Path], Model]:
+def write_hybrid(canary: HybridCanary, folder: Path) -> None:
+    """Write the hybrid canary in float32 as Hugging Face's folder."""
+    files.write_folder(folder, make_hybrid_files(canary.architecture, "float32"))
+
+
+def load_once(load: Callable[[AnyKind, Path], Model]) -> Callable[[AnyKind, Path], Model]:
     """Decorator of a function that loads a canary, for models without state: the model of a canary is loaded once and shared."""
-    models: dict[Canary, Model] = {}
+    models: dict[AnyKind, Model] = {}
 
     @wraps(load)
-    def load_or_reuse(canary: Canary, folder: Path) -> Model:
+    def load_or_reuse(canary: AnyKind, folder: Path) -> Model:
         if canary not in models:
             models[canary] = load(canary, folder)
         return models[canary]

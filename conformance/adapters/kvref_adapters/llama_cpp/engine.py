@@ -9,6 +9,7 @@ not available, so the last remaining token is decoded again before the next toke
 """
 
 import ctypes
+import gc
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,11 @@ import numpy as np
 import xllamacpp.xllamacpp
 
 from kvref.canary import Canary
+from kvref.canary.hybrid import AnyCanary, HybridCanary
 from kvref.errors import CapacityExceeded, OutOfBlocks, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range
-from kvref_adapters._shared.canary_files import EngineAdapter, load_once
+from kvref_adapters._shared.canary_files import EngineAdapter, hybrid_limits, load_once
 from kvref_canary.files import gguf
+from kvref_canary.files.hybrid_gguf import hybrid_gguf_file
 from kvref_conformance.exceptions import CannotRun, NotOffered
 from kvref_conformance.implementation_api import NDArray
 
@@ -212,8 +215,12 @@ class LlamaContext:
 
     def seq_rm(self, sequence: int, start: int, stop: int) -> None:
         """Remove positions [start, stop). stop: -1 for the end."""
-        if not _C["memory_seq_rm"](self._memory, sequence, start, stop):
+        if not self.try_seq_rm(sequence, start, stop):
             raise RuntimeError(f"llama_memory_seq_rm({sequence}, {start}, {stop}) returned false")
+
+    def try_seq_rm(self, sequence: int, start: int, stop: int) -> bool:
+        """Remove positions [start, stop), and return whether llama.cpp did: from a recurrent state it cannot always."""
+        return bool(_C["memory_seq_rm"](self._memory, sequence, start, stop))
 
     def seq_cp(self, source: int, target: int) -> None:
         _C["memory_seq_cp"](self._memory, source, target, -1, -1)
@@ -238,6 +245,7 @@ class LlamaContext:
             raise CannotRun(f"llama.cpp: expected {n_seq_max} sequences in {n_ctx} cells, got {got[0]} of {got[1]} tokens each")
 
 
+ROLLBACK = 8  # earlier states of a sequence that a variant keeps
 LEAST = 64  # tokens per session: the cache has to accept cache_tokens in total, in sessions of at least this length
 
 
@@ -262,7 +270,7 @@ class LlamaCpp(EngineAdapter):
             cells = sequences * canary.context
         batch = max(canary.context, MOST_SEQUENCES)
         context = LlamaContext(_model(canary, folder), n_ctx=cells, n_batch=batch, n_seq_max=sequences, **asked)
-        return LlamaCppEngine(canary.vocabulary, context, sequences)
+        return LlamaCppEngine(canary, context, sequences)
 
 
 class LlamaCppSplit(LlamaCpp):
@@ -280,6 +288,48 @@ class LlamaCppNoFlash(LlamaCpp):
 class LlamaCppQ8(LlamaCpp):
     name = "llama.cpp-q8"
     options: ClassVar[dict[str, Any]] = {"type_k": "q8_0", "type_v": "q8_0"}
+
+
+class LlamaCppHybrid(LlamaCpp):
+    """With recurrent state, one per sequence. options["n_rs_seq"]: how many earlier states are kept for rollbacks."""
+
+    def loaded_hybrid(self, canary: HybridCanary, folder: Path, cache_tokens: int) -> "LlamaCppEngine":
+        sequences = min(MOST_SEQUENCES, -(-cache_tokens // LEAST))  # each has n_rs_seq + 1 states, whether it is used or not
+        asked: dict[str, Any] = {"type_k": "f16", "type_v": "f16", "flash_attn": -1, "kv_unified": True} | self.options
+        batch = max(canary.context, MOST_SEQUENCES)
+        gc.collect()  # frees the contexts of earlier engines, whose states would exceed the judge's limit of memory
+        context = LlamaContext(_hybrid_model(canary, folder), n_ctx=cache_tokens, n_batch=batch, n_seq_max=sequences, **asked)
+        return LlamaCppEngine(canary, context, sequences)
+
+
+class LlamaCppLfm2(LlamaCppHybrid):
+    name = "llama.cpp-lfm2"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("lfm2")
+
+
+class LlamaCppMamba2(LlamaCppHybrid):
+    name = "llama.cpp-mamba2"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("mamba2")
+
+
+class LlamaCppFalconH1(LlamaCppHybrid):
+    name = "llama.cpp-falcon-h1"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("falcon-h1")
+
+
+class LlamaCppQwen35(LlamaCppHybrid):
+    name = "llama.cpp-qwen3.5"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3.5")
+
+
+class LlamaCppLfm2Rollback(LlamaCppLfm2):
+    name = "llama.cpp-lfm2-rollback"
+    options: ClassVar[dict[str, Any]] = {"n_rs_seq": ROLLBACK}
+
+
+class LlamaCppQwen35Rollback(LlamaCppQwen35):
+    name = "llama.cpp-qwen3.5-rollback"
+    options: ClassVar[dict[str, Any]] = {"n_rs_seq": ROLLBACK}
 
 
 @dataclass
@@ -303,9 +353,8 @@ class LlamaCppSession:
 
 
 class LlamaCppEngine:
-    def __init__(self, vocabulary: int, context: LlamaContext, sequences: int) -> None:
-        self._vocabulary, self._context = vocabulary, context
-        self._length = context.model.context_length
+    def __init__(self, canary: AnyCanary, context: LlamaContext, sequences: int) -> None:
+        self._vocabulary, self._length, self._context = canary.vocabulary, canary.context, context
         self._free = list(range(sequences))
         self._sessions: dict[int, LlamaCppSession] = {}
         self._saved: dict[int, tuple[LlamaCppSession, bytes]] = {}
@@ -470,11 +519,16 @@ class LlamaCppEngine:
         self._forget(told, length)
 
     def _forget(self, told: LlamaCppSession, length: int) -> None:
-        """Keep only the first `length` tokens in the cache. Frees the session's sequence if none are left."""
+        """Keep only the first `length` tokens in the cache, or none if llama.cpp refuses to remove only the others.
+
+        Frees the session's sequence if none are left.
+        """
         told.cached = min(told.cached, length)
         if told.sequence is None:
             return
-        self._context.seq_rm(told.sequence, told.cached, -1)
+        if not self._context.try_seq_rm(told.sequence, told.cached, -1):
+            told.cached = 0
+            self._context.seq_rm(told.sequence, 0, -1)
         if not told.cached:
             self._free.append(told.sequence)
             told.sequence = None
@@ -508,4 +562,12 @@ def _model(canary: Canary, folder: Path) -> LlamaModel:
     """The canary in float32. The cache belongs to a context, not to the model."""
     file = folder / "canary.gguf"
     gguf.write_gguf(file, gguf.gguf_file(canary, "float32"))
+    return LlamaModel(file)
+
+
+@load_once
+def _hybrid_model(canary: HybridCanary, folder: Path) -> LlamaModel:
+    """The hybrid canary in float32."""
+    file = folder / "canary.gguf"
+    gguf.write_gguf(file, hybrid_gguf_file(canary.architecture, "float32"))
     return LlamaModel(file)

@@ -1,4 +1,7 @@
-"""llama.cpp with hybrid canaries: copies after a rollback, and rollbacks past the last batch, continue with another state."""
+"""llama.cpp with hybrid canaries and n_rs_seq: after a rollback, copies and saved sequences continue with another state.
+
+So does a sequence after a rollback past its last batch, and after a batch that was aborted.
+"""
 
 from pathlib import Path
 
@@ -32,16 +35,25 @@ for architecture in ("lfm2", "qwen3.5"):
     length = prompt_length(architecture) + 10
     text = continued_text(architecture, 1, length + 1 + COUNT)
     drafts = [FIRST_WORD + 7, FIRST_WORD + 77, FIRST_WORD + 177]
-    for case in ("rollback", "rollback, then a copy", "drafts in two batches, then rollback"):
+    for case in (
+        "rollback", "rollback, then a copy", "drafts in two batches, then rollback", "aborted batch, then rollback",
+        "saved and loaded, then rollback",
+    ):  # fmt: skip
         context = LlamaContext(LlamaModel(file), n_ctx=512, n_batch=256, n_seq_max=2, n_rs_seq=8, **options)
         decode(context, text[:length], 0)
         if "two batches" in case:
             decode(context, [text[length], *drafts[:2]], length)
             decode(context, drafts[2:], length + 3)
+        elif "aborted" in case:
+            decode(context, text[length : length + 1], length)
+            assert context.decode_aborted([BatchRow(drafts[0], length + 1, 0, True)]) == 2
         else:
             decode(context, [text[length], *drafts], length)
-        context.seq_rm(0, length + 1, -1)  # all drafts are rejected; it raises if llama_memory_seq_rm returns false
         sequence = 0
+        if "saved" in case:
+            assert context.seq_set(1, context.seq_get(0))
+            sequence = 1
+        context.seq_rm(sequence, length + 1, -1)  # all drafts are rejected; it raises if llama_memory_seq_rm returns false
         if "copy" in case:
             context.seq_cp(0, 1)
             sequence = 1

@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 
 import torch
 import transformers
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM, MistralForCausalLM
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM, MistralForCausalLM
 
 from kvref.canary import UNKNOWN, Canary
+from kvref.canary.hybrid import AnyCanary, HybridCanary
 from kvref.errors import OutOfBlocks
-from kvref_adapters._shared.canary_files import EngineAdapter
+from kvref_adapters._shared.canary_files import EngineAdapter, hybrid_limits, load_once, write_hybrid
 from kvref_adapters._shared.server_process import ServerAdapter
 from kvref_canary.files import huggingface as files
 from kvref_conformance.exceptions import NotOffered
@@ -93,8 +94,35 @@ class TransformersGenerateSdpa(TransformersGenerate):
     attention_by = "sdpa"
 
 
+class TransformersGenerateHybrid(TransformersGenerate):
+    """With recurrent state, which `generate` keeps in its cache beside keys and values."""
+
+    def loaded_hybrid(self, canary: HybridCanary, folder: Path, cache_tokens: int) -> "TransformersGenerateEngine":
+        return TransformersGenerateEngine(canary, hybrid_model_of(canary, folder), self.options)
+
+
+class TransformersGenerateLfm2(TransformersGenerateHybrid):
+    name = "transformers-generate-lfm2"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("lfm2")
+
+
+class TransformersGenerateMamba2(TransformersGenerateHybrid):
+    name = "transformers-generate-mamba2"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("mamba2")
+
+
+class TransformersGenerateFalconH1(TransformersGenerateHybrid):
+    name = "transformers-generate-falcon-h1"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("falcon-h1")
+
+
+class TransformersGenerateQwen35(TransformersGenerateHybrid):
+    name = "transformers-generate-qwen3.5"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3.5")
+
+
 class TransformersGenerateEngine(WholePrompts):
-    def __init__(self, canary: Canary, model: Any, options: dict[str, Any]) -> None:
+    def __init__(self, canary: AnyCanary, model: Any, options: dict[str, Any]) -> None:
         super().__init__(canary)
         self._model, self._options = model, options
 
@@ -123,6 +151,14 @@ def model_of(canary: Canary, folder: Path, attention: str) -> Any:
         files.write_folder(folder, files.make_files(canary, architecture, "float32"))
         _MODELS[canary, attention] = model.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     return _MODELS[canary, attention]
+
+
+@load_once
+def hybrid_model_of(canary: HybridCanary, folder: Path) -> Any:
+    """The hybrid canary in float32, loaded by transformers from its folder."""
+    torch.set_num_threads(1)
+    write_hybrid(canary, folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 PAGE = 16  # tokens per block

@@ -4,17 +4,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvref.array import Array
-from kvref.canary import BOS, FIRST_WORD, sized
+from kvref.canary import BOS, FIRST_WORD
+from kvref.canary.hybrid import engine_canary
 from kvref.errors import ConfigError
 from kvref_conformance.families import Family
 from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, args, on_family
 
-CANARY = ("num_layers", "num_kv_heads", "num_query_heads", "head_dim", "context", "period", "window", "recalls")
+CANARY = ("num_layers", "num_kv_heads", "num_query_heads", "head_dim", "context", "period", "window", "recalls", "recurrent")
 
 
 def makes_a_canary(config: Mapping[str, Any]) -> bool:
     try:
-        sized(**{name: config[name] for name in CANARY})
+        engine_canary(**{name: config[name] for name in CANARY})
     except ConfigError:
         return False
     return True
@@ -25,12 +26,12 @@ FAMILY = Family(
     chapter="engines",
     small={
         "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 128, "period": 32, "window": 0,
-        "recalls": 0, "cache_tokens": 640,
+        "recalls": 0, "recurrent": 0, "cache_tokens": 640,
     },
     speaks_for=("LAW-11", "LAW-12", *(f"ENG-{number:02}" for number in (*range(1, 9), 10, 11))),
     gives={"open": "session", "fork": "session", "load": "session", "save": "saved"},
     several={"sessions": "session"},
-    may_be_zero=("window", "recalls"),
+    may_be_zero=("window", "recalls", "recurrent"),
     fits=makes_a_canary,
 )  # fmt: skip
 
@@ -80,11 +81,11 @@ class Engine(Protocol):
 
 
 class EngineFactory(Protocol):
-    """Creates an engine for the canary that kvref.canary.sized returns for these sizes, with `cache_tokens` tokens of cache."""
+    """Creates an engine for the canary that kvref.canary.hybrid.engine_canary returns, with `cache_tokens` tokens of cache."""
 
     def __call__(
         self, *, num_layers: int, num_kv_heads: int, num_query_heads: int, head_dim: int, context: int, period: int, window: int,
-        recalls: int, cache_tokens: int,
+        recalls: int, recurrent: int, cache_tokens: int,
     ) -> Engine: ...  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvref.canary import BOS, FIRST_WORD
+from kvref.canary.hybrid import LAP, HybridCanary, laps
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.families.engine import FAMILY
@@ -25,14 +26,18 @@ class EngineFixture(Session):
         context = subject.size("context", sizes.get("context", FAMILY.small["context"]))
         super().__init__(subject, None, **{"cache_tokens": SESSIONS * context} | sizes)
         self.engine, self.canary, self.period = self.cache, self.model.canary, self.model.canary.period
+        self.continues_laps = isinstance(self.canary, HybridCanary) and self.canary.continues_laps
 
     def prompt(self, count: int = 0, among: Sequence[int] = ()) -> list[int]:
         """Begin-of-text and `count` random words, by default the period plus 5. If the canary recalls, all words are distinct.
 
-        among: the numbers of the words to draw from, by default all.
+        among: the numbers of the words to draw from, by default all. A canary that continues laps gets laps in a random order.
         """
+        count = count or self.period + 5
+        if self.continues_laps:
+            return [BOS, *laps(self.subject.rng.permutation(LAP).tolist(), int(self.subject.rng.integers(LAP)), count)]
         words = list(among) or list(range(self.canary.words))
-        drawn = self.subject.rng.choice(words, size=count or self.period + 5, replace=not self.canary.recalls)
+        drawn = self.subject.rng.choice(words, size=count, replace=not self.canary.recalls)
         return [BOS, *(FIRST_WORD + int(word) for word in drawn)]
 
     def words(self, count: int) -> list[int]:
@@ -66,9 +71,9 @@ class EngineFixture(Session):
     def assert_periodic(self, session: int, count: int) -> None:
         """Raises ClauseViolation unless the last `count` tokens repeat those of one period before.
 
-        A window or a recall changes them.
+        A window, a recall or laps change them.
         """
-        if not (self.canary.recalls or any(self.canary.windows)):
+        if not (self.continues_laps or self.canary.recalls or any(self.canary.windows)):
             tokens = self.tokens(session)
             assert_equal(
                 tokens[-count:], tokens[-count - self.period : -self.period], f"last {count} tokens of session {session}"
@@ -92,11 +97,24 @@ def generate_recalls_the_tokens_after_an_earlier_occurrence(subject: Subject) ->
     assert_equal([int(token) for token in output], prompt[3:], "tokens after a second copy of the prompt's third token")
 
 
+@check("ENG-01c", "engine")
+def generate_continues_laps(subject: Subject) -> None:
+    fixture = EngineFixture(subject)
+    if not fixture.continues_laps:
+        raise NotOffered("a canary that continues laps (recurrent)")
+    for more in (1, 5, 40):  # just a lap and a word; in the middle of a lap; several laps
+        order, start = subject.rng.permutation(LAP).tolist(), int(subject.rng.integers(LAP))
+        text = laps(order, start, LAP + more + 50)
+        session = fixture.open([BOS, *text[: LAP + more]])
+        said = [int(token) for token in fixture.engine.generate(session, 50)]
+        assert_equal(said, text[LAP + more :], "tokens after laps")
+
+
 @check("ENG-02", "engine")
 def step_generates_the_tokens_of_each_session_alone(subject: Subject) -> None:
     fixture = EngineFixture(subject)
     sessions = [fixture.open(fixture.prompt(fixture.period + more)) for more in (0, 7, 16)]
-    for batch in (sessions, sessions[::-1][:2], sessions):
+    for batch in (sessions, sessions[::-1], sessions[::-1][:2], sessions):
         fixture.step(batch, 12)
 
 
@@ -148,6 +166,19 @@ def close_changes_no_other_session(subject: Subject) -> None:
     fixture.step([first], 3)
     third = fixture.open(fixture.prompt(fixture.period + 1))
     fixture.step([third, first], 20)
+
+
+@check("ENG-05a", "engine")
+def open_after_close_begins_without_a_state(subject: Subject) -> None:
+    """A prompt of at most one lap does not replace all of a recurrent state."""
+    fixture = EngineFixture(subject)
+    for count in (1, 9, LAP):
+        first = fixture.open(fixture.prompt())
+        fixture.generate(first, 5)
+        fixture.engine.close(first)
+        session = fixture.open(fixture.prompt(count))
+        fixture.engine.generate(session, LAP)
+        fixture.engine.close(session)
 
 
 @check("ENG-05a", "engine")
@@ -296,6 +327,42 @@ def truncate_removes_a_draft(subject: Subject) -> None:
     fixture.engine.truncate(session, len(fixture.tokens(session)) - 2)
     fixture.engine.extend(session, fixture.words(5))  # more than were removed
     fixture.generate(session, fixture.period)
+
+
+@check("ENG-09", "engine")
+def truncate_removes_a_draft_of_several_calls(subject: Subject) -> None:
+    fixture = EngineFixture(subject)
+    for counts in ((1, 1), (2, 1, 3)):
+        fixture.generate(with_removed_draft(fixture, *counts), fixture.period)
+
+
+@check("ENG-09", "engine")
+def fork_after_truncate_has_no_draft(subject: Subject) -> None:
+    fixture = EngineFixture(subject)
+    for count in (1, 3):
+        session = with_removed_draft(fixture, count)
+        copy = int(fixture.engine.fork(session))
+        fixture.generate(copy, fixture.period)
+        fixture.generate(session, 2)
+
+
+@check("ENG-09", "engine")
+def load_after_truncate_has_no_draft(subject: Subject) -> None:
+    fixture = EngineFixture(subject)
+    for count in (1, 3):
+        saved = int(fixture.engine.save(with_removed_draft(fixture, count)))
+        fixture.generate(int(fixture.engine.load(saved)), fixture.period)
+
+
+def with_removed_draft(fixture: EngineFixture, *counts: int) -> int:
+    """A session that was extended with these numbers of random words, and truncated to its length before."""
+    session = fixture.open(fixture.prompt())
+    fixture.generate(session, 2)
+    length = len(fixture.tokens(session))
+    for count in counts:
+        fixture.engine.extend(session, fixture.words(count))
+    fixture.engine.truncate(session, length)
+    return session
 
 
 @check("ENG-10ad", "engine")

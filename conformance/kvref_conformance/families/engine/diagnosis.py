@@ -5,7 +5,7 @@ from typing import Any
 
 from kvref.canary import UNKNOWN
 from kvref_canary.diagnosis.case import RequestHistory
-from kvref_canary.diagnosis.diagnose import diagnose
+from kvref_canary.diagnosis.explanation import explain_tokens
 from kvref_conformance.calls.messages import CallRequest, Exchange, ObjectReference, resolve_references
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
@@ -15,7 +15,8 @@ from kvref_conformance.traces.shrinking import renumber_references
 
 PERIODS = 2  # periods to generate after a wrong token, as evidence for the diagnosis
 GENERATING = ("generate", "step", "sample")
-AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later chunk"}  # names in a diagnosis
+# names in a diagnosis
+AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later chunk", "cancel": "a cancellation"}
 
 
 def cause(subject: Subject, call_trace: Sequence[Exchange], again: bool) -> str:
@@ -101,7 +102,7 @@ class _History:
             if state.first_wrong_token(own):
                 got = [*own, *(self._more(session, len(state.tokens) + len(own)) if appends and again else [])]
                 canary, name, events = self._model.canary, f"session {session}", tuple(self._events.get(session, ()))
-                return str(diagnose(canary, RequestHistory(name, state.tokens, events=events), got, self._others(session)) or "")
+                return explain_tokens(canary, RequestHistory(name, state.tokens, events=events), got, self._others(session))
         return ""
 
     def _answers(self, name: str, args: dict[str, Any], output: list[int]) -> list[tuple[Any, list[int], bool]]:

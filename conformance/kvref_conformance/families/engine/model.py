@@ -5,7 +5,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kvref.canary import Canary, Oracle, sized
+from kvref.canary import Oracle
+from kvref.canary.hybrid import AnyCanary, HybridOracle, engine_canary, new_oracle
 from kvref_conformance.calls.messages import format_value
 from kvref_conformance.exceptions import ClauseViolation
 from kvref_conformance.oracle.expectations import AcceptedOrError, AnyOf, ExactValue, Expectation, range_errors
@@ -27,7 +28,7 @@ class SessionModel:
     clause: the element of BLAMED to which a wrong token is attributed.
     """
 
-    oracle: Oracle
+    oracle: Oracle | HybridOracle
     tokens: list[int] = field(default_factory=list)
     next: int | None = None
     clause: str = "ENG-01"
@@ -116,7 +117,7 @@ class Engine(ReferenceModel):
 
     def __init__(self, *, cache_tokens: int, **sizes: int) -> None:
         super().__init__()
-        self.canary: Canary = sized(**sizes)
+        self.canary: AnyCanary = engine_canary(**sizes)
         self.cache_tokens = cache_tokens
         self.sessions: dict[int, SessionModel] = {}
         self.closed_tokens: list[list[int]] = []  # of each closed session
@@ -126,7 +127,7 @@ class Engine(ReferenceModel):
         return [("length", {"session": session}) for session in self.sessions]
 
     def open(self) -> Expectation:
-        then = self.on_success("open", lambda ok: self.sessions.update({ok: SessionModel(Oracle(self.canary))}))
+        then = self.on_success("open", lambda ok: self.sessions.update({ok: SessionModel(new_oracle(self.canary))}))
         return AnyOf("ENG-10", then, range_text=self._new_session_text, accepts=lambda ok: ok not in self.sessions)
 
     def length(self, session: Any) -> Expectation:
@@ -298,7 +299,7 @@ class Engine(ReferenceModel):
 
     def _replace_tokens(self, session: int, tokens: list[int]) -> None:
         """Replace the session by a new one that contains only these tokens."""
-        state = SessionModel(Oracle(self.canary), clause="ENG-10", has_generated=True)
+        state = SessionModel(new_oracle(self.canary), clause="ENG-10", has_generated=True)
         state.append(tokens)
         self.sessions[session] = state
 

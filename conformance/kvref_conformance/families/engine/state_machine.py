@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref.canary import BOS, FIRST_WORD
+from kvref.canary.hybrid import LAP, HybridCanary, laps
 from kvref_conformance.families.engine.model import Engine, SessionModel
 from kvref_conformance.fuzz.base_machine import LAST_INDEX, FamilyStateMachine, choose_one
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
@@ -24,7 +25,7 @@ class EngineStateMachine(FamilyStateMachine):
         context = self.subject.size("context", 48)
         self.make_object(
             num_layers=2, num_kv_heads=heads, num_query_heads=2, head_dim=32, context=context, period=12, window=0,
-            recalls=recalls, cache_tokens=room * (context + 63) // 64 * 64,
+            recalls=recalls, recurrent=0, cache_tokens=room * (context + 63) // 64 * 64,
         )  # fmt: skip
         self.begin(0, 0)
         self.begin(1, 0)
@@ -44,8 +45,14 @@ class EngineStateMachine(FamilyStateMachine):
         return len(self.model.sessions[session].tokens) if session in self.model.sessions else 0
 
     def prompt(self, number: int) -> list[int]:
-        """Period plus 2 distinct words (at least 14), then the second of them again, so that the next token is certain."""
-        period, words = self.model.canary.period, self.model.canary.words
+        """Period plus 2 distinct words (at least 14), then the second of them again, so that the next token is certain.
+
+        A canary that continues laps gets laps.
+        """
+        canary = self.model.canary
+        period, words = canary.period, canary.words
+        if isinstance(canary, HybridCanary) and canary.continues_laps:
+            return [BOS, *laps([(number * 5 + place * 7) % LAP for place in range(LAP)], number, period + 3)]
         count = max(period, 12) + 2
         prompt = [FIRST_WORD + (number * 5 + place * 7) % words for place in range(count)]
         return [BOS, *prompt, prompt[1]]

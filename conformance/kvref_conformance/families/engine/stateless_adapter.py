@@ -7,13 +7,13 @@ context, and tokens outside the vocabulary, raise NotOffered, because tokens are
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from kvref.canary import Canary
+from kvref.canary.hybrid import AnyCanary
 from kvref.errors import PositionOutOfRange, SequenceNotFound, in_range
 from kvref_conformance.exceptions import NotOffered
 
 
 class WholePrompts(ABC):
-    def __init__(self, canary: Canary) -> None:
+    def __init__(self, canary: AnyCanary) -> None:
         self.canary = canary
         self._tokens: dict[int, list[int]] = {}
         self._opened = 0

@@ -1,0 +1,65 @@
+"""Engines of hybrid canaries: a right one passes, and a fault of the recurrent state is found and named."""
+
+import pytest
+from hybrid_engine import (
+    BatchIsReordered,
+    CancelAdvancesTheState,
+    ChunkForgetsTheConvolution,
+    CopiesShareTheMatrix,
+    CopyHasTheDrafts,
+    HybridEngine,
+    HybridEngines,
+    LoadedMatrixIsEmpty,
+    NewSessionHasTheMatrixOfTheLast,
+    TruncationKeepsTheMatrix,
+)
+
+from kvref.canary.hybrid import HYBRIDS, HybridCanary, engine_canary
+from kvref.errors import ConfigError
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
+from kvref_conformance.runner.options import Effort
+
+NOT_OFFERED = {"ENG-13"}  # windows
+
+
+def verdicts(architecture, sessions, clauses="ENG-*", examples=3):
+    judge = CheckRunner(HybridEngines(architecture, sessions), Effort(examples=examples, timeout=60))
+    return {clause.id: judge.judge_clause(checks) for clause, checks in select_checks(clauses).items()}
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_a_right_engine_breaks_nothing(architecture):
+    found = {clause: verdict_of(results) for clause, results in verdicts(architecture, HybridEngine).items()}
+    assert {clause for clause, verdict in found.items() if verdict != "passed"} == NOT_OFFERED, found
+    assert {found[clause] for clause in NOT_OFFERED} == {"not offered"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "clause", "cause"),
+    [
+        (CopiesShareTheMatrix, "ENG-08", ""),  # two sessions write in turn: no state that there was once
+        (CopyHasTheDrafts, "ENG-09", "rejected drafts were not rolled back"),
+        (TruncationKeepsTheMatrix, "ENG-09", "rejected drafts were not rolled back"),
+        (LoadedMatrixIsEmpty, "ENG-10", "the matrix is zero, as in a new sequence"),
+        (NewSessionHasTheMatrixOfTheLast, "ENG-05", "the state of the "),
+        (CancelAdvancesTheState, "ENG-05", "too many"),
+        (BatchIsReordered, "ENG-02", "the matrix is of session"),
+        (ChunkForgetsTheConvolution, "ENG-03", "the state of the convolution"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("architecture", ["mamba2", "qwen3.5"])
+def test_a_fault_of_the_state_is_found(architecture, wrong, clause, cause):
+    """The cause is tested for the delta rule only: a cell of Mamba-2 can be a mixture, of which the oracle predicts nothing."""
+    failed = [each for each in verdicts(architecture, wrong, clause)[clause] if each.verdict == "failed"]
+    assert failed
+    assert architecture == "mamba2" or any(cause in each.cause for each in failed)
+
+
+def test_sizes_select_the_canary():
+    sizes = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 200, "period": 32}
+    assert engine_canary(recurrent=2, **sizes) == HybridCanary("mamba2", 200)
+    assert engine_canary(**sizes).context == 200
+    for wrong in (-1, 5, "1"):
+        with pytest.raises(ConfigError, match="recurrent: expected"):
+            engine_canary(recurrent=wrong, **sizes)
