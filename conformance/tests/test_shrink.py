@@ -90,3 +90,23 @@ def test_the_number_of_replayed_calls_is_limited_and_large_arrays_count_as_calls
     shortest, _ = shrink_trace(call_trace, "LAW-01", holding)
     assert len(shortest) == len(call_trace)
     assert (100 <= tried < 130) if numbers == 1 else (30 <= tried < 60)
+
+
+def test_no_shorter_calls_are_made_up_once_the_budget_is_spent(monkeypatch):
+    """There are millions of pairs of a sequence and an older one that could stand for it."""
+    new, creates = CallRequest(1, "paged.new", None, {}), [CallRequest(id, "paged.create", 1, {}) for id in range(2, 4002)]
+    made, replacement = 0, shrinking.replace
+
+    def replace(*args, **changes):
+        nonlocal made
+        made += 1
+        return replacement(*args, **changes)
+
+    monkeypatch.setattr(shrinking, "replace", replace)
+
+    def holding(requests):
+        return ReplayResult([Exchange(each) for each in requests], ClauseViolation("", "", "", "PAGED-07"))
+
+    monkeypatch.setattr(shrinking, "MAX_SHRINK_CALLS", 4001)
+    smallest, _ = shrink_trace([Exchange(each) for each in (new, *creates)], "PAGED-07", holding)
+    assert (len(smallest), made) == (4001, 0)

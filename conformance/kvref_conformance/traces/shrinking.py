@@ -7,6 +7,7 @@ one. If the implementation is slow, it stops after SHRINK_SECONDS.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -124,7 +125,7 @@ def shrink_trace(
     def attempt(requests: list[CallRequest]) -> bool:
         nonlocal best, calls_left
         if calls_left <= 0 or time.monotonic() > until:
-            return False
+            raise BudgetSpent
         calls_left -= len(requests)
         try:
             held, violation, *_ = holding(requests)
@@ -139,10 +140,18 @@ def shrink_trace(
         best = held, violation
         return True
 
-    requests = [exchange.request for exchange in call_trace]
-    if not attempt(requests):
-        return None
-    requests = _requests_of(best)
+    if attempt([exchange.request for exchange in call_trace]):
+        with suppress(BudgetSpent):
+            _simplify(_requests_of(best), attempt)
+    return best
+
+
+class BudgetSpent(Exception):
+    """Raised in place of a further attempt once the time or the calls for shrinking are used up."""
+
+
+def _simplify(requests: list[CallRequest], attempt: Callable[[list[CallRequest]], bool]) -> None:
+    """Attempt shorter requests, then requests with fewer sequences, then smaller arguments, as long as they break the clause."""
     size = len(requests)
     while size:
         for start in range(len(requests) - 1 - size, -1, -size):
@@ -167,7 +176,6 @@ def shrink_trace(
         for ways in (_with_one_layer, _with_one_row, _with_fewer_tokens, _with_whole_numbers):
             simplified(index, ways(requests[index]))
     attempt(requests)
-    return best
 
 
 def _count_numbers(call_trace: list[Exchange]) -> int:
