@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.clauses import spec
+from kvref_conformance.clauses import all_clauses, spec
 from kvref_conformance.results import Result
 from kvref_conformance.runner.capabilities import ClauseReach, CoveragePreview, OperationStatus
 from kvref_conformance.runner.causes import PRODUCTION_SIZES_CLAUSE, ProbableCause, ShownFailure, probable_causes
@@ -45,6 +45,8 @@ def failure_text(failure: ShownFailure, run_options: RunOptions, found_by: Itera
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
+    if failure.root_clause != failure.clause:
+        lines += [f"  model    these calls break {failure.root_clause} · {all_clauses()[failure.root_clause].title}"]
     lines += [f"  found by {'; '.join(_with_letters(failure.clause, name) for name in found_by)}"]
     derived = shown.get("through", ())
     lines += [f"  derived  {way}" for way in derived] if len(derived) <= MAX_NAMED else [f"  derived  {len(derived)} operations"]
@@ -100,10 +102,10 @@ def _num_in_full(causes: Sequence[ProbableCause]) -> int:
 
 
 def _print_others(console: Console, cause: ProbableCause) -> None:
-    others = {each.clause: each for each in reversed(cause.others)}
-    if cause.clauses[1:]:
+    others = {each.clause: each for each in reversed(cause.others) if each.clause != cause.first.clause}
+    if others:
         console.print(Text("  also fail, probably for the same reason:"))
-    _print_clauses(console, [others[clause] for clause in cause.clauses[1:]], "    ")
+    _print_clauses(console, [others[clause] for clause in cause.clauses if clause in others], "    ")
 
 
 def _print_clauses(console: Console, failures: Sequence[ShownFailure], indent: str) -> None:
@@ -120,8 +122,8 @@ def _clause_line(failure: ShownFailure) -> str:
 
 def causes_text(causes: Sequence[ProbableCause]) -> str:
     """What to look at first, and how many other clauses the same causes probably break."""
-    named = ", ".join(f"{each.first.clause} ({count_noun(each.first.evidence.calls, 'call')})" for each in causes)
-    more = len({clause for each in causes for clause in each.clauses} - {each.first.clause for each in causes})
+    named = ", ".join(f"{each.clause} ({count_noun(each.first.evidence.calls, 'call')})" for each in causes)
+    more = len({clause for each in causes for clause in each.clauses} - {each.clause for each in causes})
     explained = f". {count_noun(more, 'more clause')} {'fails' if more == 1 else 'fail'}, probably for the same reason"
     return f"{count_noun(len(causes), 'probable cause')}: {named}{explained if more else ''}"
 
