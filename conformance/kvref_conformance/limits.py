@@ -124,6 +124,7 @@ class Limit:
 
 
 UNLIMITED = Limit()
+DEFAULT_LIMITS = {"recurrent": Limit((0,))}  # of sizes that an implementation supports only if it declares so
 
 
 @cache
@@ -170,8 +171,8 @@ class Limits:
                     )
 
     def limit(self, family: str, name: str) -> Limit:
-        """The limit of a size or argument of a family. Without a declaration, it allows everything."""
-        return self._by_family.get(family, {}).get(name) or self._common.get(name) or UNLIMITED
+        """The limit of a size or argument of a family. Without a declaration, it allows everything, except for DEFAULT_LIMITS."""
+        return self._by_family.get(family, {}).get(name) or self._common.get(name) or DEFAULT_LIMITS.get(name, UNLIMITED)
 
     def allows_format(self, family: str, name: str, format: str) -> bool:
         """Whether a format argument of a family may have this value: the format is offered, and within the limits."""

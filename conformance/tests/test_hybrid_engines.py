@@ -16,6 +16,7 @@ from hybrid_engine import (
 
 from kvref.canary.hybrid import HYBRIDS, HybridCanary, engine_canary
 from kvref.errors import ConfigError
+from kvref_conformance.limits import Limits
 from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
@@ -63,3 +64,8 @@ def test_sizes_select_the_canary():
     for wrong in (-1, 5, "1"):
         with pytest.raises(ConfigError, match="recurrent: expected"):
             engine_canary(recurrent=wrong, **sizes)
+
+
+def test_hybrid_canaries_are_requested_only_if_declared():
+    assert Limits({}).nearest("engine", "recurrent", 3) == 0
+    assert Limits({"engine": {"recurrent": [2, 3]}}).nearest("engine", "recurrent", 0) == 2
