@@ -113,7 +113,7 @@ def test_mask_is_anded_with_a_comparison_of_a_scalar(masked):
     assert target.tolist() == [*range(8 - masked), *[-1.0] * masked]
 
 
-@pytest.mark.parametrize("shift, byte", [(1, 32), (-1, -4), (1 << 40, (1 << 42) + 28)])
+@pytest.mark.parametrize(("shift", "byte"), [(1, 32), (-1, -4), (1 << 40, (1 << 42) + 28)])
 def test_load_outside_the_tensors_raises(shift, byte):
     whole = torch.zeros(24)
     with pytest.raises(triton.runtime.errors.InterpreterError, match=r"copy: load of 4 bytes at byte -?\d+ of ") as raised:

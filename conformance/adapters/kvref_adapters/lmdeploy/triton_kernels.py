@@ -16,7 +16,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any, ClassVar
 
-import kvref_adapters._shared.triton_interpreter  # before LMDeploy
+import kvref_adapters._shared.triton_interpreter  # noqa: F401 - before LMDeploy
 from kvref.errors import PositionOutOfRange
 from kvref_adapters._shared.import_stubs import install_stubs
 from kvref_adapters._shared.torch_arrays import OneThreadTorch, TorchRows, bytes_as_fp8, fp8_as_bytes

@@ -53,7 +53,9 @@ class SGLangTritonPool(SGLangTriton):
     def copy(self, store: Any, sources: Any, targets: Any, block_size: int) -> Any:
         slots, heads, width = store.shape
         inside = torch.arange(block_size)
-        to, of = ((torch.as_tensor(blocks).to(torch.int64)[:, None] * block_size + inside).reshape(-1) for blocks in (targets, sources))
+        to, of = (
+            (torch.as_tensor(blocks).to(torch.int64)[:, None] * block_size + inside).reshape(-1) for blocks in (targets, sources)
+        )
         pool = Pool(
             slots - 1, 1, store.dtype, heads, width, 1, DEVICE, enable_memory_saver=False, enable_kv_cache_copy=True
         )  # one slot less, because the pool adds a page of one slot for padding
@@ -74,7 +76,10 @@ class Pool(adapter.MEMORY_POOL.MHATokenToKVPool):  # type: ignore[misc]
 class SGLangTritonMla(SGLangTriton):
     name = "sglang-triton-mla"
     limits: ClassVar[dict[str, Any]] = {
-        "dtype": ["float32"], "rank": [4, 8, 16, 32, 64, 128, 256, 512], "rope_dim": [4, 8, 16, 32, 64], "threads": False,
+        "dtype": ["float32"],
+        "rank": [4, 8, 16, 32, 64, 128, 256, 512],
+        "rope_dim": [4, 8, 16, 32, 64],
+        "threads": False,
     }  # fmt: skip - powers of two, which the kernel of `get_mla_kv_buffer` requires
 
     def latent(self, *, rank: int, rope_dim: int, max_tokens: int, dtype: str) -> "Latents":
@@ -89,9 +94,7 @@ class Latents:
         self._pool = adapter.MEMORY_POOL.MLATokenToKVPool(
             max_tokens, 1, torch.float32, rank, rope_dim, 1, DEVICE, enable_memory_saver=False
         )
-        self._allocator = adapter.ALLOCATOR.TokenToKVPoolAllocator(
-            max_tokens, torch.float32, DEVICE, self._pool, need_sort=False
-        )
+        self._allocator = adapter.ALLOCATOR.TokenToKVPoolAllocator(max_tokens, torch.float32, DEVICE, self._pool, need_sort=False)
         self._widths = (rank, rope_dim)
         self._slots = torch.zeros(0, dtype=torch.int64)
 
@@ -126,6 +129,8 @@ class Latents:
     def attend(self, query: Any, up_keys: Any, up_values: Any, scale: float, causal: bool) -> Any:
         if any(array.dtype != torch.float32 for array in (query, up_keys, up_values)):
             raise NotOffered("rejecting other dtypes: one model computes queries and has the matrices")
+        if any(array.ndim != 3 for array in (query, up_keys, up_values)):
+            raise NotOffered("rejecting shapes that do not match: one model computes queries and has the matrices")
         nope = up_keys.shape[1]
         matching = up_keys.shape[2] == up_values.shape[2] == self._widths[0] and query.shape[2] == nope + self._widths[1]
         if query.shape[1] != len(up_keys) or len(up_keys) != len(up_values) or not matching:

@@ -4,8 +4,8 @@
 filled up with NaN. Each query is a request of its own with the number of tokens that it sees, as vLLM decodes several tokens of
 a request at once.
 
-`vllm-triton-merge` runs that kernel over some tokens that every query sees and over the others, and combines both results and their
-log-sum-exps with `merge_attn_states`. Both parts have tokens, as in vLLM; if there are too few, it does not merge.
+`vllm-triton-merge` runs that kernel over some tokens that every query sees and over the others, and combines both results and
+their log-sum-exps with `merge_attn_states`. Both parts have tokens, as in vLLM; if there are too few, it does not merge.
 """
 
 from typing import Any, ClassVar

@@ -1,9 +1,9 @@
 """Adapter of vLLM's Triton attention for prompts after a cached prefix, `context_attention_fwd`: `vllm-triton-prefill`.
 
-The queries are those of the last tokens, whose keys and values the kernel gets as arrays. The earlier tokens are in a cache in the
-layout of that kernel, written by `triton_reshape_and_cache_flash`, with blocks of 16 tokens in descending order; unused slots
-contain NaN. The kernel loads 32 tokens at a time, so that the table has a second entry for each odd last block, as vLLM's tables
-have room for the longest sequence.
+The queries are those of the last tokens, whose keys and values the kernel gets as arrays. The earlier tokens are in a cache in
+the layout of that kernel, written by `triton_reshape_and_cache_flash`, with blocks of 16 tokens in descending order; unused slots
+contain NaN. The kernel loads 32 tokens at a time, and so reads the table beyond the last block. The table therefore has an even
+number of entries, as vLLM's tables have room for the longest sequence.
 """
 
 from typing import Any, ClassVar
