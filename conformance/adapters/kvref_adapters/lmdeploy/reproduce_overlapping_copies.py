@@ -1,9 +1,9 @@
 """LMDeploy's `copy_cache_blocks`, interpreted: blocks that are sources and targets of one call."""
 
+import kvref_adapters.lmdeploy.triton_kernels  # noqa: F401 # isort: skip - first: imports the kernels alone, and starts Triton's interpreter
+
 import torch
 from lmdeploy.pytorch.kernels.cuda.copy_cache import copy_cache_blocks
-
-import kvref_adapters.lmdeploy.triton_kernels  # noqa: F401 - imports the kernels alone and turns on Triton's interpreter
 
 for sources, targets in (([0, 1], [1, 0]), ([0, 1, 2], [1, 2, 3])):
     cache = torch.arange(4.0).view(4, 1)

@@ -1,11 +1,11 @@
 """LMDeploy's kernels for 8-bit keys and values, interpreted: a row of equal numbers, and a row far from zero."""
 
+import kvref_adapters.lmdeploy.triton_kernels  # noqa: F401 # isort: skip - first: imports the kernels alone, and starts Triton's interpreter
+
 import torch
 from lmdeploy.messages import QuantPolicy
 from lmdeploy.pytorch.kernels.cuda.fill_kv_cache import fill_kv_cache
 from lmdeploy.pytorch.kernels.cuda.flatten_kv_cache import flatten_kv_cache
-
-import kvref_adapters.lmdeploy.triton_kernels  # noqa: F401 - imports the kernels alone and turns on Triton's interpreter
 
 
 def read_back(row, policy, dtype=torch.float32):

@@ -1,10 +1,10 @@
 """SGLang's Triton attention, interpreted: NaN in a later value, a window of one token, a scale of 0, and no tokens."""
 
+import kvref_adapters.sglang.triton_modules  # noqa: F401 # isort: skip - first: stands in for CUDA, and starts Triton's interpreter
+
 import torch
 from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
 from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
-
-import kvref_adapters.sglang.triton_modules  # noqa: F401 - stands in for CUDA and turns on Triton's interpreter
 
 
 def numbers(*values):

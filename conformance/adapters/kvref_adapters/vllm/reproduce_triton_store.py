@@ -4,10 +4,10 @@ import os
 
 os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}  # read by Triton and vLLM when they are imported
 
+import kvref_adapters.vllm.import_stubs  # noqa: F401 # isort: skip - before vLLM, because packages of its server may be missing
+
 import torch
 from vllm.platforms import current_platform
-
-import kvref_adapters.vllm.import_stubs  # noqa: F401 - before vLLM, because its packages of a server may be missing
 
 torch.cuda.get_device_capability = lambda *args: (9, 0)  # vLLM asks for these two, also of kernels that are interpreted
 type(current_platform).has_device_capability = classmethod(lambda cls, *args: True)
