@@ -51,8 +51,8 @@ ADAPTERS = Path("conformance/adapters")  # the distribution kvref-adapters
 ENTRIES = tomllib.loads((Path(__file__).parent / ADAPTERS / "pyproject.toml").read_text())["project"]["entry-points"]
 FOLDERS = (Path(__file__).parent / ADAPTERS / "kvref_adapters").glob("*/install.txt")
 # The commands that install a third-party project, by its folder. torch must be first where it is needed, because anything looser
-# than its exact pin may install gigabytes of CUDA. vLLM and SGLang are installed without the packages of their engines and
-# kernels.
+# than its exact pin may install gigabytes of CUDA. vLLM, SGLang and LMDeploy are installed without the packages of their
+# engines and kernels.
 OTHERS = {file.parent.name: file.read_text().splitlines() for file in sorted(FOLDERS)}
 LARGEST_TRACE = 200_000  # characters of a trace in docs/results
 ISOLATED = ("onnxruntime-multi-head",)  # implementations that may end their process
@@ -123,7 +123,7 @@ def matrix(session: nox.Session, library: str) -> None:
 def theirs(session: nox.Session) -> None:
     """The tests that need torch or llama.cpp, `kvref check` of the torch backend, and of the reference on torch."""
     session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may install gigabytes of CUDA
-    session.install(*PINNED, "-e", ".[dev]", "-e", str(ADAPTERS), "transformers", "xllamacpp", "psutil")
+    session.install(*PINNED, "-e", ".[dev]", "-e", str(ADAPTERS), "transformers", "triton", "xllamacpp", "psutil")
     session.run("pytest", "-m", "torch or llama", *session.posargs)
     for name in ("torch", "reference:torch"):
         _check(session, name, "torch", "CPU", (*OTHERWISE, "--jobs", "2"))

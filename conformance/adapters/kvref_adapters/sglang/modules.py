@@ -16,6 +16,7 @@ from kvref_adapters._shared.import_stubs import install_stubs
 
 VERSION = version("sglang")
 DEVICE = "cpu"
+ATTENTION_BACKEND = "torch_native"
 ABSENT = (
     "triton", "tvm_ffi", "pybase64", "PIL",
     *(
@@ -32,12 +33,12 @@ BARE = ("sglang", *(f"sglang.srt.{name}" for name in ("configs", "layers.quantiz
 def sglang_module(name: str) -> Any:
     """Import a module below `sglang.srt`.
 
-    The first call publishes the server arguments for PyTorch's own attention, all else default.
+    The first call publishes the server arguments for ATTENTION_BACKEND, all else default.
     """
     if "sglang" not in sys.modules:
         assert torch  # imported first, because SGLang checks whether Triton is available
         install_stubs(ABSENT, BARE)
         arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
         context = importlib.import_module("sglang.srt.runtime_context").get_context()
-        context.set_server_args(arguments(model_path="none", attention_backend="torch_native", device=DEVICE))
+        context.set_server_args(arguments(model_path="none", attention_backend=ATTENTION_BACKEND, device=DEVICE))
     return importlib.import_module(f"sglang.srt.{name}")

@@ -1,43 +1,27 @@
 """Adapters of vLLM's Triton attention in Triton's interpreter, which runs it on a CPU: `vllm-triton-attention` and `-segments`.
 
-The interpreter runs the programs of a kernel in order, so races are not found, and its dots are exact float32, where a GPU can
-use TF32. vLLM asks the platform for capabilities that only GPUs have; those two functions are replaced.
-
 The kernel is `unified_attention`, over one sequence in a paged cache with blocks of 16 tokens. The last block is filled up with
 NaN, and the table has the blocks in descending order. vLLM gives it no queries before the first token, so they are *not offered*.
 """
 
-import os
-from importlib.metadata import version
 from typing import Any, ClassVar
-
-os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}  # read by Triton and vLLM when they are imported
 
 import torch
 
-import kvref_adapters.vllm.import_stubs  # noqa: F401 - before vLLM
-from kvref_adapters._shared.torch_arrays import OneThreadTorch
+from kvref_adapters.vllm.triton_platform import VllmTriton, blocks_of
 from kvref_conformance.exceptions import NotOffered
 
-from vllm.platforms import current_platform  # isort: skip
-
-torch.cuda.get_device_capability = lambda *args: (9, 0)
-type(current_platform).has_device_capability = classmethod(lambda cls, *args: True)
-
-from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: E402 # isort: skip
+from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # isort: skip - after the platform
 
 BLOCK = 16  # tokens of a block
 SEGMENTS = 4  # parts of a sequence whose results are merged, of the kernel with segments
 ALL = (-1, -1)  # a window that hides nothing
 
 
-class VllmTritonAttention(OneThreadTorch):
+class VllmTritonAttention(VllmTriton):
     """One program per head and group of queries reads all tokens."""
 
     name = "vllm-triton-attention"
-    version = f"{version('vllm')}, triton {version('triton')}, interpreted"
-    language = "triton"
-    project = "vllm"
     limits: ClassVar[dict[str, Any]] = {"dtype": ["float32"], "tokens": {"least": 1}, "threads": False}
     segments: ClassVar[bool] = False
 
@@ -79,11 +63,7 @@ class AttentionCalls:
         if causal and len(query) > len(keys):
             raise NotOffered("queries before the first token")
         count, blocks = len(keys), -(-len(keys) // BLOCK)
-        pages = []
-        for tokens in (keys, values):
-            page = torch.full((blocks * BLOCK, *tokens.shape[1:]), torch.nan)
-            page[:count] = tokens
-            pages.append(page.view(blocks, BLOCK, *tokens.shape[1:]).flip(0).contiguous())
+        pages = [blocks_of(tokens, BLOCK, torch.nan).flip(0).contiguous() for tokens in (keys, values)]
         out, merged = torch.empty(query.shape), dict[str, Any]()
         if self._segments:
             rows, width = (len(query), query.shape[1], SEGMENTS), 1 << (query.shape[2] - 1).bit_length()
