@@ -1,7 +1,9 @@
 """Adapters of vLLM's Triton attention in Triton's interpreter, which runs it on a CPU: `vllm-triton-attention` and `-segments`.
 
 The kernel is `unified_attention`, over one sequence in a paged cache with blocks of 16 tokens. The last block is filled up with
-NaN, and the table has the blocks in descending order. vLLM gives it no queries before the first token, so they are *not offered*.
+NaN, and the table has the blocks in descending order. The kernel loads 32 tokens at a time, and so reads the table beyond the
+last block. The table therefore has an even number of entries, as vLLM's tables have room for the longest sequence. vLLM gives it
+no queries before the first token, so they are *not offered*.
 """
 
 from typing import Any, ClassVar
@@ -74,6 +76,7 @@ class AttentionCalls:
         unified_attention(
             query.contiguous(), *pages, out, torch.tensor([0, len(query)], dtype=torch.int32), len(query),
             torch.tensor([count], dtype=torch.int32), count, scale, causal, window,
-            torch.arange(blocks - 1, -1, -1, dtype=torch.int32)[None], 0.0, None, None, None, sinks=logit_sink, **merged,
+            torch.tensor([[*range(blocks - 1, -1, -1), *[0] * (blocks % 2)]], dtype=torch.int32), 0.0,
+            None, None, None, sinks=logit_sink, **merged,
         )  # fmt: skip
         return out
