@@ -55,6 +55,13 @@ def test_transformers_paged():
 
 
 @pytest.mark.torch
+def test_transformers_generate_with_recurrent_state():
+    found = verdicts("transformers-generate-qwen3.5")
+    assert with_verdict(found, "failed") == set()
+    assert {f"ENG-{number:02}" for number in (*range(1, 8), 12)} <= with_verdict(found, "passed")
+
+
+@pytest.mark.torch
 def test_transformers_generate():
     found = verdicts("transformers-generate")
     assert with_verdict(found, "failed") == set()
