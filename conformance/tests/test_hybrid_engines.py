@@ -1,6 +1,7 @@
 """Engines of hybrid canaries: a right one passes, and a fault of the recurrent state is found and named."""
 
 import pytest
+from fake_server import serving
 from hybrid_engine import (
     BatchIsReordered,
     CancelAdvancesTheState,
@@ -16,8 +17,12 @@ from hybrid_engine import (
 
 from kvref.canary.hybrid import HYBRIDS, HybridCanary, engine_canary
 from kvref.errors import ConfigError
+from kvref_canary.files import huggingface
+from kvref_canary.files.hybrid import make_hybrid_files
+from kvref_canary.server.url import Address
+from kvref_conformance.implementations.server import ServerImplementation
 from kvref_conformance.limits import Limits
-from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
 NOT_OFFERED = {"ENG-13"}  # windows
@@ -55,6 +60,20 @@ def test_a_fault_of_the_state_is_found(architecture, wrong, clause, cause):
     failed = [each for each in verdicts(architecture, wrong, clause)[clause] if each.verdict == "failed"]
     assert failed
     assert architecture == "mamba2" or any(cause in each.cause for each in failed)
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [("", "passed"), ("a stale matrix", "failed")])
+def test_a_server_is_judged_with_a_hybrid_canary(tmp_path, wrong, verdict):
+    huggingface.write_folder(tmp_path, make_hybrid_files("qwen3.5"))
+    with serving(HybridCanary("qwen3.5"), wrong) as fake:
+        served = ServerImplementation(Address(fake.url, tmp_path))
+        try:
+            assert served.limits["engine"] == {"recurrent": 4, "recalls": 0, "window": 0, "context": 1024}
+            ((_, checks),) = select_checks("ENG-07").items()
+            outcomes = [CheckRunner(served, Effort(timeout=60)).judge_check(check) for check in checks if check.run]
+        finally:
+            served.close()
+    assert verdict == ("failed" if any(isinstance(each, Failure) for each in outcomes) else "passed")
 
 
 def test_sizes_select_the_canary():
