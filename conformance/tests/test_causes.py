@@ -55,6 +55,7 @@ def test_a_check_that_failed_before_it_reached_its_subject_names_what_its_calls_
     assert said.startswith("PAGED-18 · A title   (mine:Cache)\n")
     assert "\n  model    these calls break EDIT-10 · `remove` closes the gap and rotates keys\n" in said
     assert "    EDIT-10 (6 calls) · A title\n" in said and "these calls" not in printed(late)
+    assert causes_text(probable_causes([early])) == "1 probable cause: PAGED-18 (5 calls)"  # no check of EDIT-10 failed
 
 
 def test_a_law_is_the_first_only_if_it_is_clearly_shorter():

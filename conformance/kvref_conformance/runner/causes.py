@@ -78,8 +78,9 @@ class ProbableCause:
 
     @property
     def clause(self) -> str:
-        """The clause that the calls of the first failure break. Its own checks may have failed later, or not at all."""
-        return self.first.root_clause
+        """The clause that the calls of the first failure break, if its own checks failed too; otherwise the failed clause."""
+        failed = {each.clause for each in (self.first, *self.others)}
+        return self.first.root_clause if self.first.root_clause in failed else self.first.clause
 
     @property
     def clauses(self) -> list[str]:

@@ -140,8 +140,8 @@ def shrink_trace(
         best = held, violation
         return True
 
-    if attempt([exchange.request for exchange in call_trace]):
-        with suppress(BudgetSpent):
+    with suppress(BudgetSpent):
+        if attempt([exchange.request for exchange in call_trace]):
             _simplify(_requests_of(best), attempt)
     return best
 
