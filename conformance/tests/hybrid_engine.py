@@ -220,3 +220,35 @@ class ChunkForgetsTheConvolution(HybridEngine):
         if known.oracle.matrix and known.tokens:
             known.oracle.matrix.previous = HybridOracle(self.canary.architecture).matrix.previous  # type: ignore[union-attr]
         super().append_prompt(known, tokens)
+
+
+class NewSessionHasTheConvolutionOfTheLast(HybridEngine):
+    previous: int | None = None
+
+    def close(self, session: int) -> None:
+        self.previous = self.known(session).oracle.matrix.previous  # type: ignore[union-attr]
+        super().close(session)
+
+    def open(self) -> int:
+        made = super().open()
+        if self.previous is not None:
+            self.sessions[made].oracle.matrix.previous = self.previous  # type: ignore[union-attr]
+        return made
+
+
+class LoadedConvolutionIsEmpty(HybridEngine):
+    def load(self, saved: int) -> int:
+        made = super().load(saved)
+        empty = HybridOracle(self.canary.architecture).matrix
+        self.sessions[made].oracle.matrix.previous = empty.previous  # type: ignore[union-attr]
+        return made
+
+
+class PrefillForgetsTheConvolution(HybridEngine):
+    """After each 64 tokens of a prompt, as a kernel with chunks of this size may."""
+
+    def append_prompt(self, known: HybridSession, tokens: Any) -> None:
+        for start in range(0, len(tokens), 64):
+            if start:
+                known.oracle.matrix.previous = HybridOracle(self.canary.architecture).matrix.previous  # type: ignore[union-attr]
+            known.append(tokens[start : start + 64])

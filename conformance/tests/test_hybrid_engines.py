@@ -10,8 +10,11 @@ from hybrid_engine import (
     CopyHasTheDrafts,
     HybridEngine,
     HybridEngines,
+    LoadedConvolutionIsEmpty,
     LoadedMatrixIsEmpty,
+    NewSessionHasTheConvolutionOfTheLast,
     NewSessionHasTheMatrixOfTheLast,
+    PrefillForgetsTheConvolution,
     TruncationKeepsTheMatrix,
 )
 
@@ -44,13 +47,16 @@ def test_a_right_engine_breaks_nothing(architecture):
     ("wrong", "clause", "cause"),
     [
         (CopiesShareTheMatrix, "ENG-08", ""),  # two sessions write in turn: no state that there was once
-        (CopyHasTheDrafts, "ENG-09", "rejected drafts were not rolled back"),
-        (TruncationKeepsTheMatrix, "ENG-09", "rejected drafts were not rolled back"),
+        (CopyHasTheDrafts, "ENG-09", "tokens that were removed afterwards"),
+        (TruncationKeepsTheMatrix, "ENG-09", "tokens that were removed afterwards"),
         (LoadedMatrixIsEmpty, "ENG-10", "the matrix is zero, as in a new sequence"),
         (NewSessionHasTheMatrixOfTheLast, "ENG-05", "the state of the "),
-        (CancelAdvancesTheState, "ENG-05", "too many"),
+        (CancelAdvancesTheState, "ENG-05", "too many: those of a cancelled answer"),
         (BatchIsReordered, "ENG-02", "the matrix is of session"),
         (ChunkForgetsTheConvolution, "ENG-03", "the state of the convolution"),
+        (NewSessionHasTheConvolutionOfTheLast, "ENG-05", "the state of the convolution"),
+        (LoadedConvolutionIsEmpty, "ENG-10", "the state of the convolution"),
+        (PrefillForgetsTheConvolution, "ENG-01", ""),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -30,9 +30,9 @@ def _explain_state(
     """
     tokens = list(request.tokens)
     events = [length for length, _ in request.events if length <= len(tokens)]  # a server can report a wrong one
-    for restored_at in dict.fromkeys((*events, *range(len(tokens), max(0, len(tokens) - LAP), -1))):
+    for restored_at in dict.fromkeys((*events, *range(len(tokens), max(0, len(tokens) - LAP) - 1, -1))):
         texts = [each.tokens for each in others]
-        for drafts in _possible_drafts(canary, tokens[:restored_at], others):
+        for drafts, origin in _possible_drafts(canary, tokens[:restored_at], others):
             found = diagnose_state(
                 canary.architecture, tokens, generated, restored_at=restored_at, others=texts, drafts=drafts
             )  # fmt: skip
@@ -41,18 +41,23 @@ def _explain_state(
             named = str(found[0])
             if found[0].kind == "foreign":
                 named = named.replace(f"session {found[0].session}", others[found[0].session].name)
+            if found[0].kind == "ahead":
+                named += f": {origin}"
             return f"{named}, at token {restored_at}"
     return ""
 
 
-def _possible_drafts(canary: HybridCanary, tokens: list[int], others: Sequence[RequestHistory]) -> Iterator[Sequence[int]]:
-    """Tokens that can have followed these and been removed: what a session had before a truncation, or cancelled answers."""
+def _possible_drafts(
+    canary: HybridCanary, tokens: list[int], others: Sequence[RequestHistory]
+) -> Iterator[tuple[Sequence[int], str]]:  # fmt: skip
+    """Tokens that can have followed these in another copy or at an earlier time, and where they came from."""
     if not tokens:
-        yield ()
+        yield (), ""
         return
     longer = [each.tokens for each in others if each.ended and list(each.tokens[: len(tokens)]) == tokens]
     if longer and len(tokens) > LAP:  # not merely the same beginning
-        yield max(longer, key=len)[len(tokens) :]
+        yield max(longer, key=len)[len(tokens) :], "tokens that were removed afterwards"
     oracle = HybridOracle(canary.architecture)
     oracle.extend(tokens[:-1])
-    yield [token for token in oracle.generate(tokens[-1], LAP) if token is not None]
+    answer = [token for token in oracle.generate(tokens[-1], LAP) if token is not None]
+    yield answer, "those of a cancelled answer, or of another copy"

@@ -39,7 +39,7 @@ class StateFault:
         replaced = {
             "zero": "zero, as in a new sequence",
             "stale": f"of {count} before",
-            "ahead": f"of {count} too many: rejected drafts were not rolled back",
+            "ahead": f"of {count} too many",
             "foreign": f"of session {self.session}",
         }[self.kind]
         return f"the state of the {' and the '.join(self.parts)} is {replaced}"

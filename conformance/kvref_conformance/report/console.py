@@ -102,10 +102,10 @@ def _num_in_full(causes: Sequence[ProbableCause]) -> int:
 
 
 def _print_others(console: Console, cause: ProbableCause) -> None:
-    others = {each.clause: each for each in reversed(cause.others) if each.clause != cause.first.clause}
-    if others:
+    others = {each.clause: each for each in reversed(cause.others)}
+    if cause.clauses[1:]:
         console.print(Text("  also fail, probably for the same reason:"))
-    _print_clauses(console, [others[clause] for clause in cause.clauses if clause in others], "    ")
+    _print_clauses(console, [others[clause] for clause in cause.clauses[1:]], "    ")
 
 
 def _print_clauses(console: Console, failures: Sequence[ShownFailure], indent: str) -> None:
@@ -122,8 +122,8 @@ def _clause_line(failure: ShownFailure) -> str:
 
 def causes_text(causes: Sequence[ProbableCause]) -> str:
     """What to look at first, and how many other clauses the same causes probably break."""
-    named = ", ".join(f"{each.clause} ({count_noun(each.first.evidence.calls, 'call')})" for each in causes)
-    more = len({clause for each in causes for clause in each.clauses} - {each.clause for each in causes})
+    named = ", ".join(f"{each.first.clause} ({count_noun(each.first.evidence.calls, 'call')})" for each in causes)
+    more = len({clause for each in causes for clause in each.clauses} - {each.first.clause for each in causes})
     explained = f". {count_noun(more, 'more clause')} {'fails' if more == 1 else 'fail'}, probably for the same reason"
     return f"{count_noun(len(causes), 'probable cause')}: {named}{explained if more else ''}"
 

@@ -11,7 +11,7 @@ from kvref_conformance.runner.causes import probable_causes
 def add_properties(path: Path, results: Iterable[Result]) -> None:
     """Add properties to the test cases of clauses: the verdict "xpassed", and the clause that shows the same fault first."""
     results = list(results)
-    first = {clause: cause.clause for cause in probable_causes(results) for clause in cause.clauses}
+    first = {clause: cause.first.clause for cause in probable_causes(results) for clause in cause.clauses}
     found = {each["clause"]: {"kvref.cause": first[each["clause"]]} for each in results if each["clause"] in first}
     found |= {each["clause"]: {"kvref.verdict": "xpassed"} for each in results if each["verdict"] == "xpassed"}
     tree = ElementTree.parse(path)

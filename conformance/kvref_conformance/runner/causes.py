@@ -2,8 +2,8 @@
 
 One fault often breaks ten clauses. Each shown failure is therefore reduced a second time, to the smallest calls that break any
 clause: its root. Failures belong to the same cause if their roots break the same clause or have the same calls, or if the calls
-of one contain the calls of the other. The failure with the fewest calls shows its fault most directly. If its root breaks another
-clause than the one that failed, the check failed before it reached its own subject; the text then names both.
+of one contain the calls of the other. The failure with the fewest calls shows its fault most directly, if its root breaks the
+clause that failed. If the root breaks another clause, the check failed before it reached its own subject.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,8 +44,8 @@ class ShownFailure:
         return (
             self.clause == PRODUCTION_SIZES_CLAUSE,
             not self.evidence.root,
-            self.evidence.calls + LAW_CALLS * law,
             self.root_clause != self.clause,
+            self.evidence.calls + LAW_CALLS * law,
             FAILURE_KINDS.index(self.evidence.kind),
             self.evidence.numbers,
             list(all_clauses()).index(self.clause),
@@ -77,16 +77,9 @@ class ProbableCause:
     others: list[ShownFailure]
 
     @property
-    def clause(self) -> str:
-        """The clause that the calls of the first failure break, if its own checks failed too; otherwise the failed clause."""
-        failed = {each.clause for each in (self.first, *self.others)}
-        return self.first.root_clause if self.first.root_clause in failed else self.first.clause
-
-    @property
     def clauses(self) -> list[str]:
-        """The clauses that failed, `clause` first if it is one of them, then the most directly broken ones."""
-        failed = dict.fromkeys(each.clause for each in (self.first, *self.others))
-        return sorted(failed, key=lambda each: each != self.clause)
+        """The broken clauses, the most directly broken one first."""
+        return list(dict.fromkeys(each.clause for each in (self.first, *self.others)))
 
 
 def shown_failures(result: Result) -> list[ShownFailure]:

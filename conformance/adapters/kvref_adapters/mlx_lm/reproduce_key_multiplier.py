@@ -10,4 +10,4 @@ convolution = {f"{layer}.mamba.conv1d.weight": mx.ones((8, 1, 4))}  # in the lay
 for projection, expected in (("q_proj", 0.5), ("k_proj", 0.5 * 0.25), ("v_proj", 0.5)):
     name = f"{layer}.self_attn.{projection}.weight"
     loaded = model.sanitize(convolution | {name: mx.ones((1, 1))})[name].item()
-    print(f"{projection}: the weights are multiplied by {loaded}, in transformers by {expected}")
+    print(f"{projection}: the weights are multiplied by {loaded}, and by {expected} in the code of transformers")

@@ -110,6 +110,18 @@ def generate_continues_laps(subject: Subject) -> None:
         assert_equal(said, text[LAP + more :], "tokens after laps")
 
 
+@check("ENG-01ac", "engine")
+def generate_after_prompts_that_end_just_past_a_chunk(subject: Subject) -> None:
+    """Many kernels process prompts in chunks of such sizes. What is lost at the end of one may be read within a lap only."""
+    fixture = EngineFixture(subject)
+    for chunk in (64, 128, 256):
+        for more in (1, 8, 15):
+            if chunk + more + LAP <= fixture.canary.context:
+                session = fixture.open(fixture.prompt(chunk + more - 1))
+                fixture.generate(session, LAP)
+                fixture.engine.close(session)
+
+
 @check("ENG-02", "engine")
 def step_generates_the_tokens_of_each_session_alone(subject: Subject) -> None:
     fixture = EngineFixture(subject)
@@ -170,13 +182,22 @@ def close_changes_no_other_session(subject: Subject) -> None:
 
 @check("ENG-05a", "engine")
 def open_after_close_begins_without_a_state(subject: Subject) -> None:
-    """A prompt of at most one lap does not replace all of a recurrent state."""
+    """A prompt of at most one lap does not replace all of a recurrent state.
+
+    Its last word reads the cell into which the convolution of the closed session would write the first word. Begin-of-text would
+    write nothing.
+    """
     fixture = EngineFixture(subject)
     for count in (1, 9, LAP):
         first = fixture.open(fixture.prompt())
         fixture.generate(first, 5)
+        low = fixture.canary.digits(fixture.tokens(first)[-1])[0]
         fixture.engine.close(first)
-        session = fixture.open(fixture.prompt(count))
+        prompt = fixture.prompt(count)[1:]
+        if fixture.continues_laps:
+            order = [*(each for each in subject.rng.permutation(LAP).tolist() if each != low), low]
+            prompt = laps(order, int(subject.rng.integers(LAP)), LAP)[-count:]
+        session = fixture.open(prompt)
         fixture.engine.generate(session, LAP)
         fixture.engine.close(session)
 
@@ -428,6 +449,7 @@ def load_restores_the_saved_tokens(subject: Subject) -> None:
     fixture.step([copy, session], 6)
     engine.close(session)
     engine.close(copy)
+    fixture.generate(int(engine.load(saved)), max(period, LAP))
     other = fixture.open(fixture.prompt(period + 20))
     for count in (1, 2):
         copy = int(engine.load(saved))
