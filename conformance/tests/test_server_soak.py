@@ -52,7 +52,8 @@ def soaked(files, wrong, seconds=1.5, canary=CANARY):
 
 def test_a_right_server_keeps_every_token(kvref, files, tmp_path):
     with serving(CANARY) as fake:
-        arguments = ("--server", fake.url, "--canary", str(files), "--minutes", "0.04", "--concurrency", "5")
+        # long enough for a prefix hit on a busy machine
+        arguments = ("--server", fake.url, "--canary", str(files), "--minutes", "0.08", "--concurrency", "5")
         done = kvref("soak", *arguments, "--json", "out.json", "--plot", "out.svg")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "tiny-canary fake/1 (token ids over HTTP), 5 requests at a time"
