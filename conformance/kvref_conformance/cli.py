@@ -270,9 +270,11 @@ Exit status: 0 each bug is found by the clause that it names; 1 one is not; 2 co
     )
     commands.add_parser("list", help="list the implementations that have a name, and the packages that are missing for each")
     explain = commands.add_parser(
-        "explain", help="show a clause: its text, the reason for it, the bugs it would have caught, its checks"
+        "explain", help="show a clause, with the bugs that it would have caught and its checks, or the operations of a family"
     )
-    explain.add_argument("clause", metavar="CLAUSE", help="id of a clause, such as PAGED-07, or of a chapter, such as PAGED")
+    explain.add_argument(
+        "clause", metavar="CLAUSE", help="id of a clause (PAGED-07) or of a chapter (WIN), or name of a family (paged)"
+    )
     return parser
 
 

@@ -65,10 +65,10 @@ def operation_tables() -> str:
         for op, operation in all_operations():
             if op.partition(".")[0] == family:
                 named = (
-                    f"`{name}` {_describe_type(hint)}{_optional(operation, name)}" for name, hint in operation.arguments.items()
+                    f"`{name}` {describe_type(hint)}{_optional(operation, name)}" for name, hint in operation.arguments.items()
                 )
                 arguments = "any arguments of `new`" if op == "tiered.update_policy" else ", ".join(named)
-                reply = "an object" if op.endswith(".new") else _describe_type(operation.range_text or operation.result)
+                reply = "an object" if op.endswith(".new") else describe_type(operation.range_text or operation.result)
                 lines.append(f"| `{op}` | {arguments or '-'} | {reply} | {', '.join(error_kinds(op)) or '-'} |")
     return "\n".join(lines[1:])
 
@@ -108,16 +108,16 @@ def _is_statistics(hint: Any) -> bool:
     return Statistics in getattr(hint, "__mro__", ())
 
 
-def _describe_type(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         return f"array {get_args(hint)[1]}"
     if get_origin(hint) is tuple:
-        parts = [_describe_type(part) for part in get_args(hint)]
+        parts = [describe_type(part) for part in get_args(hint)]
         return "list of two: " + parts[0] if parts == parts[:1] * 2 else f"list of {len(parts)}: " + "; ".join(parts)
     if get_origin(hint) is Literal:
         return " or ".join(f'`"{word}"`' for word in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(_describe_type(part) for part in get_args(hint))
+        return " or ".join(describe_type(part) for part in get_args(hint))
     if _is_statistics(hint):
         return "an object with " + ", ".join(f"`{name}`" for name in get_type_hints(hint))
     plain = {

@@ -62,6 +62,20 @@ class Nothing:
 class Misspelt(Nothing):
     def page(self, **config): return None
 
+class Instance(Nothing):
+    paged = kvref.BlockPool(5)
+
+class FreesByAnotherName:
+    def __init__(self, num_blocks):
+        self.pool = kvref.BlockPool(num_blocks)
+    def allocate(self):
+        return self.pool.allocate()
+    def freee(self, block):
+        self.pool.free(block)
+
+class MisspeltOperation(Nothing):
+    blocks = FreesByAnotherName
+
 class Sloppy(Nothing):
     level = "roughly"
 

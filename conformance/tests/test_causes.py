@@ -71,12 +71,26 @@ def test_failures_with_different_calls_and_roots_have_different_causes():
     assert clauses(read, save) == [["MOVE-02"], ["PAGED-12"]]
 
 
+def test_an_accepted_invalid_argument_comes_after_a_wrong_reply_with_more_calls():
+    argument = failed("LAW-11", 2, ("paged.new", "paged.ensure_capacity"), kind="no error")
+    argument["checks"][0]["expected"] = "PositionOutOfRange to be raised"
+    assert clauses(argument, failed("SHARE-05", 6, COPY)) == [["SHARE-05"], ["LAW-11"]]
+    argument["checks"][0]["expected"] = "OutOfBlocks to be raised"  # for a valid call
+    assert clauses(argument, failed("SHARE-05", 6, COPY)) == [["LAW-11"], ["SHARE-05"]]
+
+
+def test_a_failure_at_production_sizes_is_a_cause_only_if_no_other_clause_fails():
+    production = failed("LAW-18", 900)
+    assert clauses(production, failed("SHARE-05", 6, COPY)) == [["SHARE-05", "LAW-18"]]
+    assert clauses(production) == [["LAW-18"]]
+
+
 def test_calls_that_accept_different_invalid_arguments_have_different_causes():
     """Their calls are the same, but the missing validations are not."""
     dtype = failed("FMT-LEVEL-04", 2, ("contiguous.new", "contiguous.append"), kind="no error")
     room = failed("CONTIG-06", 2, ("contiguous.new", "contiguous.append"), kind="no error")
     dtype["checks"][0]["expected"], room["checks"][0]["expected"] = "DtypeMismatch", "CapacityExceeded"
-    assert clauses(dtype, room) == [["FMT-LEVEL-04"], ["CONTIG-06"]]
+    assert clauses(dtype, room) == [["CONTIG-06"], ["FMT-LEVEL-04"]]
 
 
 def test_two_observables_of_one_wrong_state_have_one_cause():
@@ -132,8 +146,12 @@ def test_one_failure_per_cause_is_printed_in_full_and_the_others_in_a_line():
 def test_causes_after_the_third_have_a_line_each():
     shapes = [("paged.new", f"paged.{name}") for name in ("save", "load", "fork", "drop", "read")]
     results = [failed(f"PAGED-{number:02}", 2, shape) for number, shape in enumerate(shapes, 1)]
-    said = printed(*results)
-    assert said.count("expected 1.0") == 3 and "\nPAGED-05 (2 calls) · A title\n" in said
+    others = [failed(clause, 3, (*shapes[4], "paged.length")) for clause in ("PAGED-06", "PAGED-07")]
+    said = printed(*results, *others)
+    assert said.count("expected 1.0") == 3
+    assert (
+        "\nPAGED-05 (2 calls) · A title\n    also PAGED-06, PAGED-07\nshown by kvref check mine:Cache --clause PAGED-04" in said
+    )
     assert causes_text(probable_causes(results)) == (
         "5 probable causes: PAGED-01 (2 calls), PAGED-02 (2 calls), PAGED-03 (2 calls), PAGED-04 (2 calls), PAGED-05 (2 calls)"
     )

@@ -154,6 +154,11 @@ def test_the_command_it_prints_asks_for_slow_checks_and_the_seed_too():
     )
 
 
+def test_a_misspelled_operation_is_named(kvref):
+    said = " ".join(kvref("check", "mine:MisspeltOperation", "--clause", "BLOCK-0*").stdout.split())
+    assert "not offered: blocks.free (the object has freee) (BLOCK-04" in said
+
+
 def test_what_is_not_offered_is_not_passed(kvref):
     done = kvref("check", "mine:OnlyKernels")
     assert done.returncode == 0
@@ -185,6 +190,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["mine:explodes"], "mine:explodes cannot be created: RuntimeError: no device"),
         (["mine:Nothing"], "mine:Nothing: nothing to test, it has none of the families elements, "),
         (["mine:Misspelt"], "attention, kernels, engine: did you mean paged?"),
+        (["mine:Instance"], "mine:Instance: paged: expected a class or a function that creates the cache, got "),
         (["mine:Sloppy"], "level: expected 'exact' or 'tolerant', got 'roughly'"),
         (["mine:Odd"], "formats: expected names from float32, "),
         (["mine:Nameless"], "missing attributes name, version, language, level, "),
@@ -224,7 +230,9 @@ def test_explain_shows_text_why_bugs_and_checks(kvref):
     assert done.returncode == 0
     for words in ("MUST raise", "Why.", "LMCache/LMCache#5005", "free twice raises (blocks)"):
         assert words in done.stdout
-    assert "PAGED-07" in kvref("explain", "paged").stdout
+    assert "PAGED-07" in kvref("explain", "PAGED").stdout and "paged.write(" not in kvref("explain", "PAGED").stdout
+    said = kvref("explain", "contiguous").stdout
+    assert "CONTIG-01" in said and "contiguous.reorder(rows: integers) -> null\n    raises RowOutOfRange" in said
     done = kvref("explain", "PAGED-7")
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean PAGED-07?" in done.stderr

@@ -113,12 +113,6 @@ def test_a_cache_of_one_size_that_says_so_is_judged_as_one_of_any(tmp_path):
     assert done.stdout.splitlines()[-1] == last_lines.splitlines()[-1]
 
 
-def test_the_command_that_prints_the_folder_of_the_interfaces_does(tmp_path):
-    (command,) = re.findall(r'`python -c "(.*)"`', (ROOT / "docs/test-your-cache.md").read_text(encoding="utf-8"))
-    done = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (Path(done.stdout.strip()) / "paged/__init__.py").is_file()
-
-
 @pytest.mark.long
 def test_the_backend_of_one_kernel_at_a_time_passes(tmp_path):
     from kvref_conformance.clauses import all_clauses

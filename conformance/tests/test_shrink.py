@@ -73,6 +73,30 @@ def test_a_cache_gets_one_layer_if_it_fails_with_one_too(needed):
     assert smallest.request.args == {"num_blocks": 6, "num_layers": needed}
 
 
+def holding_invalid_layers(requests):
+    """Fails with PAGED-07 if `length` is called last; a call of layer 1 of a cache with one layer must raise."""
+    layers = requests[0].args["num_layers"] if requests else 0
+    for made, request in enumerate(requests, 1):
+        if request.args.get("layer", 0) >= layers and "accepts" in requests[0].args:
+            missing = ClauseViolation("", "LayerOutOfRange to be raised", "no error", "LAW-11")
+            return ReplayResult([Exchange(each) for each in requests[:made]], missing)
+        if request.name == "length" and (layers == 1 or [each.name for each in requests].count("write") == 2):
+            return ReplayResult([Exchange(each) for each in requests[:made]], ClauseViolation("", "1", "2", "PAGED-07"))
+    return ReplayResult([Exchange(each) for each in requests])
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_shrinking_makes_no_call_invalid_and_removes_calls_that_fewer_layers_make_useless(accepts):
+    sizes = {"num_layers": 2} | ({"accepts": 1} if accepts else {})
+    calls = [("new", sizes), ("write", {"layer": 0}), ("write", {"layer": 1}), ("length", {"layer": 1 if accepts else 0})]
+    call_trace = [
+        Exchange(CallRequest(id, f"paged.{name}", 1 if id > 1 else None, args)) for id, (name, args) in enumerate(calls, 1)
+    ]
+    smallest, violation = shrink_trace(call_trace, "", holding_invalid_layers)
+    assert violation.clause == "PAGED-07"
+    assert [each.request.name for each in smallest] == ([name for name, _ in calls] if accepts else ["new", "length"])
+
+
 @pytest.mark.parametrize("numbers", [1, 2 * shrinking.NUMBERS_PER_CALL])
 def test_the_number_of_replayed_calls_is_limited_and_large_arrays_count_as_calls(monkeypatch, numbers):
     """The clock stands still: time must not matter, so that a busy machine finds the same calls."""

@@ -128,6 +128,11 @@ def reference_arguments() -> dict[str, str]:
     return found
 
 
+def is_error_text(text: str) -> bool:
+    """Whether the text of a violation is about one of the specification's errors: "OutOfBlocks to be raised", for example."""
+    return text.partition(":")[0].partition(" ")[0] in KNOWN_KINDS
+
+
 def error_kinds(error: BaseException) -> list[str]:
     """The names of an exception's class and of its bases."""
     return [kind.__name__ for kind in type(error).__mro__]

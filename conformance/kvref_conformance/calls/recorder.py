@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import count
 from typing import Any
 
@@ -221,7 +222,7 @@ class CallRecorder(ABC):
         assert request.on is not None
         held, operation = self.objects[request.on], operations(family)[name]
         if not hasattr(type(held), name) and not hasattr(held, name):
-            raise OperationDeclined(request.op)
+            raise OperationDeclined(request.op + _similar_method(held, name, family))
         if operation.attribute:
             return (lambda: getattr(held, name)), operation.result
         try:
@@ -286,6 +287,13 @@ class CallRecorder(ABC):
             exchange.reply = CallReply(error=said)
             what, got = f"an array with the values {format_value(argument)}", f"{said.kind}: {said.message}"
             raise ClauseViolation("asarray", what, got, where=said.where) from error
+
+
+def _similar_method(held: Any, name: str, family: str) -> str:
+    """A note about a method with a similar name that is no operation of the family, or "": a misspelled operation."""
+    others = [each for each in dir(type(held)) if not each.startswith("_") and each not in operations(family)]
+    similar = get_close_matches(name, others, n=1, cutoff=0.8)
+    return f" (the object has {similar[0]})" if similar else ""
 
 
 def _require_operations(op: str, family: str, made: Any, factory: Callable[..., Any]) -> None:

@@ -28,6 +28,7 @@ from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
 from kvref_canary.server import url
 from kvref_conformance.calls.source_location import raised_at
+from kvref_conformance.drivers.reply_validation import short_repr
 from kvref_conformance.drivers.resource_limits import SERVER_TIMEOUT, TIMEOUT
 from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.families import all_families
@@ -147,7 +148,7 @@ def validate_implementation(name: str, implementation: Any) -> Implementation:
     """Return the implementation if its attributes and limits are valid. Raises CannotRun otherwise."""
     needed = ("name", "version", "language", "level", "formats", "asarray", "to_numpy")
     if lacking := [attribute for attribute in needed if not hasattr(implementation, attribute)]:
-        raise CannotRun(f"{name}: missing attributes {', '.join(lacking)} (see kvref_conformance.implementation_api)")
+        raise CannotRun(f"{name}: missing attributes {', '.join(lacking)} (kvref/spec/protocol.md describes the object)")
     for attribute in ("name", "version", "language", "project"):
         said = getattr(implementation, attribute, implementation.name)
         if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= MAX_NAME_LENGTH:
@@ -188,6 +189,8 @@ def validate_implementation(name: str, implementation: Any) -> Implementation:
 
 def _require_factory_arguments(name: str, family: str, factory: Any, sizes: Mapping[str, Any]) -> None:
     """Raise CannotRun if a factory cannot be called with the sizes of its family, which would break every clause."""
+    if not callable(factory):
+        raise CannotRun(f"{name}: {family}: expected a class or a function that creates the cache, got {short_repr(factory)}")
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # of a factory in another language

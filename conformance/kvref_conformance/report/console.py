@@ -90,7 +90,13 @@ def print_failures(console: Console, results: list[Result], run_options: RunOpti
         print_in_full(cause.first)
         _print_others(console, cause)
         console.print()
-    _print_clauses(console, [cause.first for cause in causes[shown:]], "")
+    for cause in causes[shown:]:
+        _print_clauses(console, [cause.first], "")
+        if cause.others:
+            console.print(Text(f"    also {', '.join(cause.clauses[1:])}"), soft_wrap=True)
+    if causes[shown:]:
+        console.print(Text(f"shown by {run_options.repeat_command(causes[shown].first.clause)}, or by --all", style="dim"))
+        console.print()
 
 
 def _num_in_full(causes: Sequence[ProbableCause]) -> int:

@@ -95,7 +95,12 @@ def _probe_family(subject: Subject, family: str) -> OperationStatus:
         if isinstance(got.get(op), ObjectProxy):
             objects["buffer"] = got[op].id
     missing = [op for op in steps if op not in found]
-    given = {op: subject.declined[op] for op in missing if subject.declined.get(op, op) not in (op, "")}
+    said = {op: subject.declined.get(op, "").removeprefix(op).strip() for op in missing}
+    given = {
+        op: reason.removeprefix("(").removesuffix(")") if reason.startswith("(") else reason
+        for op, reason in said.items()
+        if reason
+    }
     return OperationStatus(found, missing, reasons=given)
 
 

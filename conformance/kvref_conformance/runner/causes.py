@@ -4,6 +4,8 @@ One fault often breaks ten clauses. Each shown failure is therefore reduced a se
 clause: its root. Failures belong to the same cause if their roots break the same clause or have the same calls, or if the calls
 of one contain the calls of the other. The failure with the fewest calls shows its fault most directly, if its root breaks the
 clause that failed. If the root breaks another clause, the check failed before it reached its own subject.
+
+Causes in which an invalid argument is accepted come after the others: no valid call shows them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.calls.messages import KNOWN_KINDS, Exchange
+from kvref_conformance.calls.messages import Exchange, is_error_text
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.exceptions import CallTimeout, ClauseViolation
 from kvref_conformance.results import Evidence, Result
@@ -20,6 +22,10 @@ from kvref_conformance.traces.shape import is_subsequence
 
 PRODUCTION_SIZES_CLAUSE = "LAW-18"
 FAILURE_KINDS = "contents", "unexpected error", "no error", "no reply", "counts"  # the most direct first
+ARGUMENT_ERRORS = (
+    "ConfigError", "DtypeMismatch", "HeadOutOfRange", "LayerOutOfRange", "PositionOutOfRange", "RankOutOfRange", "RowOutOfRange",
+    "ShapeMismatch", "SlotOutOfRange", "TokenOutOfRange",
+)  # fmt: skip
 LAW_CALLS = 2  # a law is as direct as the clause of a chapter if its reproducer has two calls less
 
 
@@ -36,6 +42,10 @@ class ShownFailure:
     def root_clause(self) -> str:
         """The clause that the root breaks, or the failed clause if there is no root."""
         return self.evidence.root_clause or self.clause
+
+    @property
+    def accepts_invalid_argument(self) -> bool:
+        return self.evidence.kind == "no error" and self.check["expected"].startswith(ARGUMENT_ERRORS)
 
     @property
     def directness(self) -> tuple[Any, ...]:
@@ -93,29 +103,32 @@ def shown_failures(result: Result) -> list[ShownFailure]:
 
 
 def probable_causes(results: Iterable[Result]) -> list[ProbableCause]:
-    """The failures of a run, grouped by their probable cause; the cause with the most direct failure is the first."""
+    """The failures of a run, grouped by their probable cause; the cause with the most direct failure is the first.
+
+    A failure at production sizes, whose calls are too many to compare, belongs to the first cause if there is one.
+    """
     failures = [each for result in results if result["verdict"] == "failed" for each in shown_failures(result)]
+    at_production_sizes = [each for each in failures if each.clause == PRODUCTION_SIZES_CLAUSE]
     groups: list[list[ShownFailure]] = []
-    for failure in failures:
+    for failure in (each for each in failures if each not in at_production_sizes):
         alike = [group for group in groups if any(failure.has_same_cause(each) for each in group)]
         groups = [group for group in groups if group not in alike]
         groups.append([*(each for group in alike for each in group), failure])
     groups = [sorted(group, key=lambda each: each.directness) for group in groups]
-    return [ProbableCause(first, others) for first, *others in sorted(groups, key=lambda group: group[0].directness)]
+    groups.sort(key=lambda group: (group[0].accepts_invalid_argument, group[0].directness))
+    if at_production_sizes:
+        groups[:1] = [[*(groups[0] if groups else []), *at_production_sizes]]
+    return [ProbableCause(first, others) for first, *others in groups]
 
 
 def failure_kind(violation: ClauseViolation, call_trace: Sequence[Exchange]) -> str:
     """One of FAILURE_KINDS: what is wrong with the reply to the last call."""
     if isinstance(violation, CallTimeout):
         return "no reply"
-    if _names_error(violation.expected):
+    if is_error_text(violation.expected):
         return "no error"
-    if violation.expected == "no error" or _names_error(violation.got):
+    if violation.expected == "no error" or is_error_text(violation.got):
         return "unexpected error"
     ok = call_trace[-1].reply.ok if call_trace and call_trace[-1].reply else None
     parts = ok if isinstance(ok, tuple) else (ok,)
     return "contents" if any(isinstance(part, np.ndarray) and part.dtype.kind in "fV" for part in parts) else "counts"
-
-
-def _names_error(text: str) -> bool:
-    return text.partition(":")[0].partition(" ")[0] in KNOWN_KINDS

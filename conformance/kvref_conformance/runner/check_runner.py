@@ -41,7 +41,7 @@ from kvref_conformance.traces.format import (
     without_arrays,
 )
 from kvref_conformance.traces.shape import shape_of_exchanges
-from kvref_conformance.traces.shrinking import SHRINK_SECONDS, ReplayResult, replay_requests, shrink_trace
+from kvref_conformance.traces.shrinking import REPLAY_SECONDS, SHRINK_SECONDS, ReplayResult, replay_requests, shrink_trace
 
 T = TypeVar("T")
 MAX_SHOWN_CALLS = 8  # lines of calls that a failure shows
@@ -263,7 +263,7 @@ class CheckRunner:
             nonlocal deaths
             if deaths >= self.max_deaths:
                 return ReplayResult([])
-            result = self.replay(requests, until - time.monotonic())
+            result = self.replay(requests, min(REPLAY_SECONDS, until - time.monotonic()))
             deaths += isinstance(result.violation, ProcessDeath)
             return result
 

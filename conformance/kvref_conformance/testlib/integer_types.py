@@ -1,13 +1,14 @@
 """The check of LAW-20: a script of calls returns the same results with every integer type."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kvref_conformance.calls.derived_operations import require_unsplit_error
-from kvref_conformance.calls.messages import format_value
+from kvref_conformance.calls.messages import format_value, to_call_error
 from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
@@ -15,7 +16,17 @@ from kvref_conformance.testlib.assertions import assert_true
 from kvref_conformance.testlib.fixtures import clamp_to_limits
 
 INTEGER_TYPES = (np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64)
-RAISED = "an error"
+
+
+@dataclass(frozen=True)
+class RaisedError:
+    """The error of a call. All are equal, because LAW-20 does not say which error a call raises."""
+
+    text: str = field(compare=False)
+
+    def __repr__(self) -> str:
+        return self.text
+
 
 Observation = tuple[str, Any]  # a description of an observable, and its value
 
@@ -46,14 +57,15 @@ class TypedIntegers:
         return made
 
     def call(self, made: ObjectProxy, name: str, *args: Any, **named: Any) -> Any:
-        """The result of a method, or REFUSED if it raises with Python integers too."""
+        """The result of a method, or a RaisedError if it raises with Python integers too."""
         try:
             return self._call_in_both_types(getattr(made, name), args, named)
         except (ClauseViolation, NotOffered):
             raise
         except Exception as error:
             require_unsplit_error(error)
-            return RAISED
+            said = to_call_error(error)
+            return RaisedError(f"{said.kind}: {said.message}")
 
     def _call_in_both_types(self, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         try:

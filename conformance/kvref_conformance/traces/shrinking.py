@@ -19,6 +19,7 @@ from kvref_conformance.calls.messages import (
     Exchange,
     ObjectReference,
     ReplyReference,
+    is_error_text,
     referenced_ids,
     resolve_references,
     result_names,
@@ -34,6 +35,7 @@ from kvref_conformance.traces.portability import require_within_limits
 MAX_SHRINK_CALLS = 6_000  # replayed calls per call trace: about 15 s on an idle machine
 NUMBERS_PER_CALL = 20_000  # as many numbers in arrays take about as long as a call, and count as one
 SHRINK_SECONDS = 60.0  # time limit per call trace, for implementations that need more than 10 ms per call
+REPLAY_SECONDS = 10.0  # time limit per replay: if one takes longer, shrinking would not get far
 SMALL_COUNT = 16  # up to this number of tokens, each number is tried; above, powers of two and their neighbors
 MAX_TRIED_ROWS = 4096  # requests with more numbers than this are not simplified: their values are not readable anyway
 
@@ -134,6 +136,8 @@ def shrink_trace(
         calls_left -= _count_numbers(held) / NUMBERS_PER_CALL
         if violation is None:
             return False
+        if best and is_error_text(violation.expected) and not is_error_text(best[1].expected):
+            return False  # the simpler calls are invalid: one layer less, for example, and a layer that no longer exists
         in_the_same_reply = best is None and len(held) == len(call_trace)
         if clause and violation.clause not in (clause, best[1].clause if best else clause) and not in_the_same_reply:
             return False
@@ -152,13 +156,7 @@ class BudgetSpent(Exception):
 
 def _simplify(requests: list[CallRequest], attempt: Callable[[list[CallRequest]], bool]) -> None:
     """Attempt shorter requests, then requests with fewer sequences, then smaller arguments, as long as they break the clause."""
-    size = len(requests)
-    while size:
-        for start in range(len(requests) - 1 - size, -1, -size):
-            shorter = _without_requests(requests, start, start + size)
-            if len(shorter) < len(requests) and attempt(shorter):
-                requests = shorter
-        size //= 2
+    requests = _remove_requests(requests, attempt, len(requests))
     while merged := next(filter(attempt, _with_one_result_less(requests)), None):
         requests = merged
 
@@ -175,7 +173,18 @@ def _simplify(requests: list[CallRequest], attempt: Callable[[list[CallRequest]]
             pass
         for ways in (_with_one_layer, _with_one_row, _with_fewer_tokens, _with_whole_numbers):
             simplified(index, ways(requests[index]))
-    attempt(requests)
+    attempt(_remove_requests(requests, attempt, 1))  # calls of a layer that the smaller cache does not have, for example
+
+
+def _remove_requests(requests: list[CallRequest], attempt: Callable[[list[CallRequest]], bool], size: int) -> list[CallRequest]:
+    """The requests without those that the failure does not need. size: how many are removed at once at first."""
+    while size:
+        for start in range(len(requests) - 1 - size, -1, -size):
+            shorter = _without_requests(requests, start, start + size)
+            if len(shorter) < len(requests) and attempt(shorter):
+                requests = shorter
+        size //= 2
+    return requests
 
 
 def _count_numbers(call_trace: list[Exchange]) -> int:

@@ -19,7 +19,7 @@ from kvref_conformance.families.buffers.model import SIZE_CLASSES
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_true, normal_rows, raises
 from kvref_conformance.testlib.fixtures import new_object
-from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.integer_types import Observation, RaisedError, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.law_adapter import (
     LARGEST_JSON_INTEGER,
     NEGATIVE,
@@ -245,7 +245,7 @@ def acquire_and_prewarm_accept_every_integer_type(subject: Subject) -> None:
         yield "prewarm with 3 buffers", typed.call(pool, "prewarm", 1024, 3)
         yield "prewarm with 100 buffers", typed.call(pool, "prewarm", 1024, 100)
         buffer = typed.call(pool, "acquire", 100)
-        yield "size of a buffer for 100 bytes", buffer if buffer == RAISED else buffer.size
+        yield "size of a buffer for 100 bytes", buffer if isinstance(buffer, RaisedError) else buffer.size
         yield "statistics", dict(pool.stats())
 
     assert_same_for_integer_types(subject, script)

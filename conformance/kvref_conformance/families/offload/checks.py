@@ -11,7 +11,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.testlib.assertions import KeptResults, assert_equal, assert_true, may_raise, raises
 from kvref_conformance.testlib.fixtures import new_object, require_sizes
-from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.integer_types import Observation, RaisedError, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.law_adapter import assert_counters_within_bounds, call_tolerating_errors
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
@@ -264,7 +264,7 @@ def keys_may_be_of_every_integer_type(subject: Subject) -> None:
         store = typed.new("offload", capacity=100)
         for keys in ([5, 100], [100, 120]):
             prepared = typed.call(store, "prepare_store", keys)
-            yield f"prepare_store({keys})", prepared if prepared == RAISED else [list(part) for part in prepared]
+            yield f"prepare_store({keys})", prepared if isinstance(prepared, RaisedError) else [list(part) for part in prepared]
         yield "complete_store([100])", typed.call(store, "complete_store", [100])
         yield (
             "numbers of keys that lookup finds of [100] and of [100, 5]",

@@ -40,7 +40,7 @@ from kvref_conformance.testlib.assertions import (
     random_queries,
 )
 from kvref_conformance.testlib.fixtures import block_table_of, new_object, random_pair, random_tokens
-from kvref_conformance.testlib.integer_types import RAISED, Observation, TypedIntegers, assert_same_for_integer_types
+from kvref_conformance.testlib.integer_types import Observation, RaisedError, TypedIntegers, assert_same_for_integer_types
 from kvref_conformance.testlib.law_adapter import unknown_ids
 from kvref_conformance.testlib.registry import check
 
@@ -626,7 +626,7 @@ def sequences_layers_and_positions_may_be_of_every_integer_type(subject: Subject
 
         def slots() -> Any:
             found = typed.call(cache, "slot_mapping", sequence, layer, 100, 30)
-            return found if found == RAISED else [slot % size for slot in found]
+            return found if isinstance(found, RaisedError) else [slot % size for slot in found]
 
         def write(start: int, stop: int) -> Any:
             given = keys[start % 2**63 : stop], values[start % 2**63 : stop]
