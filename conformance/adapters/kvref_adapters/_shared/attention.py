@@ -25,6 +25,25 @@ def check_value_width(query: Any, keys: Any, values: Any) -> None:
         raise NotOffered("values whose width differs from that of the keys")
 
 
+def check_paired_queries(query: Any, length: int) -> None:
+    """Raise NotOffered for more queries than tokens, for kernels whose queries are those of the last tokens."""
+    if len(query) > length:
+        raise NotOffered("more queries than tokens: each query is that of a token")
+
+
+def check_matching_shapes(query: Any, keys: Any, values: Any) -> None:
+    """Raise NotOffered for shapes that do not match, for kernels that do not check them: one model computes all three."""
+    same = query.ndim == keys.ndim == values.ndim == 3 and query.shape[2] == keys.shape[2] and keys.shape[:2] == values.shape[:2]
+    if not same or not keys.shape[2] or not values.shape[2] or query.shape[1] % keys.shape[1]:
+        raise NotOffered("rejecting shapes that do not match: one model computes queries, keys and values")
+
+
+def check_equal_shapes(query: Any, keys: Any, values: Any) -> None:
+    """Like `check_matching_shapes`, for kernels whose keys and values have one width."""
+    check_value_width(query, keys, values)
+    check_matching_shapes(query, keys, values)
+
+
 # A model is never called without tokens. An adapter overrides the limits for sink tokens, chunks and rollback if it has them.
 WINDOW_LIMITS: Mapping[str, Any] = {"sinks": [0], "chunk": [0], "rollback": [0], "tokens": {"least": 1}}
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from kvref_adapters._shared.attention import check_matching_shapes, check_paired_queries
 from kvref_adapters._shared.torch_arrays import OneThreadTorch
 from kvref_adapters.sglang.triton_modules import VERSION
 from kvref_conformance.exceptions import NotOffered
@@ -50,7 +51,7 @@ class Decoding:
         return self._attend(query, keys, values, scale, causal, logit_sink)
 
     def _attend(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, sinks: Any = None) -> Any:
-        check_shapes(query, keys, values)
+        check_matching_shapes(query, keys, values)
         (key_pool, value_pool), slots = pooled(keys, values)
         return attend_slots(query, key_pool, value_pool, slots, scale, causal, sinks)
 
@@ -59,7 +60,7 @@ def attend_slots(query: Any, keys: Any, values: Any, slots: Any, scale: float, c
     """Return attention over the tokens in these slots of the pools."""
     count, seen = len(query), torch.full((len(query),), len(slots))
     if causal:
-        check_queries(count, len(slots))
+        check_paired_queries(query, len(slots))
         seen += torch.arange(1 - count, 1)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), seen.cumsum(0)]).to(torch.int32)
     out = torch.empty(*query.shape[:2], values.shape[2])
@@ -84,8 +85,8 @@ class Extending:
         return self._attend(query, keys, values, scale, causal, sinks=logit_sink)
 
     def _attend(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, **options: Any) -> Any:
-        check_shapes(query, keys, values)
-        check_queries(len(query), len(keys))
+        check_matching_shapes(query, keys, values)
+        check_paired_queries(query, len(keys))
         count, cached = len(query), len(keys) - len(query)
         pools, slots = pooled(keys[:cached], values[:cached])
         out = torch.empty(*query.shape[:2], values.shape[2])
@@ -106,15 +107,3 @@ def pooled(keys: Any, values: Any) -> tuple[list[Any], Any]:
         pool[slots] = tokens
         pools.append(pool)
     return pools, slots
-
-
-def check_queries(queries: int, tokens: int) -> None:
-    if queries > tokens:
-        raise NotOffered("more queries than tokens: each query is that of a token")
-
-
-def check_shapes(query: Any, keys: Any, values: Any) -> None:
-    """Raise NotOffered for shapes that do not match: one model computes queries, keys and values."""
-    same = query.ndim == keys.ndim == values.ndim == 3 and query.shape[2] == keys.shape[2] and keys.shape[:2] == values.shape[:2]
-    if not same or not keys.shape[2] or not values.shape[2] or query.shape[1] % keys.shape[1]:
-        raise NotOffered("rejecting shapes that do not match: one model computes queries, keys and values")

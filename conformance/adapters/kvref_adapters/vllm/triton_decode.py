@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvref_adapters.vllm.triton_platform import VllmTriton, blocks_of, check_shapes
+from kvref_adapters._shared.attention import check_matching_shapes
+from kvref_adapters.vllm.triton_platform import VllmTriton, blocks_of
 from kvref_conformance.exceptions import NotOffered
 
 from vllm.v1.attention.ops.triton_decode_attention import decode_attention_fwd  # isort: skip - after the platform
@@ -40,7 +41,7 @@ class VllmTritonMerge(VllmTritonDecode):
 class Decoding:
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         keys, values = keys[:length], values[:length]
-        check_shapes(query, keys, values)
+        check_matching_shapes(query, keys, values)
         seen = torch.full((len(query),), len(keys), dtype=torch.int32)
         if causal:
             if len(query) > len(keys):

@@ -14,7 +14,6 @@ import kvref_adapters.vllm.import_stubs  # noqa: F401 - both before vLLM
 
 import torch  # isort: skip
 from kvref_adapters._shared.torch_arrays import OneThreadTorch  # isort: skip
-from kvref_conformance.exceptions import NotOffered  # isort: skip
 from vllm.platforms import current_platform  # isort: skip
 
 torch.cuda.get_device_capability = lambda *args: (9, 0)
@@ -33,10 +32,3 @@ def blocks_of(tokens: Any, block: int, fill: float) -> Any:
     page = torch.full((blocks * block, *tokens.shape[1:]), fill, dtype=tokens.dtype)
     page[: len(tokens)] = tokens
     return page.view(blocks, block, *tokens.shape[1:])
-
-
-def check_shapes(query: Any, keys: Any, values: Any) -> None:
-    """Raise NotOffered for shapes that do not match: one model computes queries, keys and values."""
-    same = query.ndim == keys.ndim == values.ndim == 3 and query.shape[2] == keys.shape[2] and keys.shape[:2] == values.shape[:2]
-    if not same or not keys.shape[2] or not values.shape[2] or query.shape[1] % keys.shape[1]:
-        raise NotOffered("rejecting shapes that do not match: one model computes queries, keys and values")

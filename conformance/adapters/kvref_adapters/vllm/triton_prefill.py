@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvref_adapters.vllm.triton_platform import VllmTriton, check_shapes
+from kvref_adapters._shared.attention import check_matching_shapes
+from kvref_adapters.vllm.triton_platform import VllmTriton
 from kvref_conformance.exceptions import NotOffered
 
 from vllm.v1.attention.ops.prefix_prefill import context_attention_fwd  # isort: skip - after the platform
@@ -45,7 +46,7 @@ class Prefill:
 
 
 def _attend(query: Any, keys: Any, values: Any, scale: float, **options: Any) -> Any:
-    check_shapes(query, keys, values)
+    check_matching_shapes(query, keys, values)
     if keys.shape != values.shape:
         raise NotOffered("values whose width differs from that of the keys")
     count, total = len(query), len(keys)
