@@ -6,14 +6,14 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from kvref.canary import BLANK, BOS, FIRST_WORD, Canary
+from kvref.canary import BLANK, BOS, EOS, FIRST_WORD, Canary
 from kvref.canary.hybrid import HybridOracle
 from kvref.engine import Engine
 from kvref_canary.files import vocabulary
 
 MODEL = "tiny-canary"
 BLOCK = 16
-LATER = 8  # requests of the first contact; misbehavior starts after them
+LATER = 9  # requests of the first contact; misbehavior starts after them
 
 
 class Fake:
@@ -23,6 +23,7 @@ class Fake:
         self.canary, self.wrong = canary, wrong
         self.engine, self.lock = Engine(canary) if isinstance(canary, Canary) else None, threading.Lock()
         self.asked, self.prompts, self.cut_off = [], [], 0
+        self.several = 0  # requests for several answers that are in flight
         self.ended = threading.Event()
 
     @property
@@ -100,8 +101,16 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer({"object": "list", "data": [{"id": name} for name in names]})
 
     def do_POST(self):
-        fake, wrong = self.fake, self.fake.wrong
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        several = body.get("n", 1) > 1
+        self.fake.several += several
+        try:
+            self.reply(body)
+        finally:
+            self.fake.several -= several
+
+    def reply(self, body):
+        fake, wrong = self.fake, self.fake.wrong
         fake.asked.append(body)
         later = len(fake.asked) > LATER
         whole = later and not body.get("stream")
@@ -109,6 +118,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": {"message": "no such path"}}, 404)
         if wrong in ("ids not taken", "adds no begin-of-text", "text not answered") and isinstance(body.get("prompt"), list):
             return self.answer({"detail": "prompt: expected a string"}, 422)
+        if wrong == "unknown parameters" and "skip_special_tokens" in body:
+            return self.answer({"error": {"message": "unknown parameter"}}, 400)
         if wrong == "no n" and body.get("n", 1) > 1:
             return self.answer({"error": {"message": "n: expected 1"}}, 400)
         if wrong == "n when warm" and body.get("n", 1) > 1 and not body["temperature"]:
@@ -154,9 +165,15 @@ class Handler(BaseHTTPRequestHandler):
         if wrong == "stops early" and later:
             count //= 2
         said = fake.say(prompt, count)
+        if wrong == "a sampler beside several answers" and fake.several:
+            words = fake.canary.words
+            said = [FIRST_WORD + (token + at) % words if at % 3 == 1 else token for at, token in enumerate(said)]
+        if wrong == "an end token" and later:
+            said = [*said[:-1], EOS]
         if wrong == "merges words":
             said = [token + 1 for token in said]
-        texts = [self.text(said)] * (1 if wrong == "n ignored" else body.get("n", 1))
+        shown = said if body.get("skip_special_tokens", True) is False else [token for token in said if token != EOS]
+        texts = [self.text(shown)] * (1 if wrong == "n ignored" else body.get("n", 1))
         return (self.stream if body.get("stream") else self.complete)(body, texts, len(prompt), said)
 
     def text(self, said):

@@ -108,12 +108,14 @@ NOISE = {
 
 
 @pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
-@pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
-def test_noise_gets_no_name(noise, canary):
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_gets_no_name(name, canary):
     others = [RequestHistory(name, prompt_of(canary, 150, 1000 + seed), ended=seed % 2 == 0) for seed, name in enumerate("acdef")]
-    found = diagnose(canary, _noisy(canary, 11, noise(canary)), [], others, FLOAT32)
+    found = diagnose(canary, _noisy(canary, 11, NOISE[name](canary)), [], others, FLOAT32)
     assert found.kind == "unknown"
     assert " tokens " in str(found) and " are wrong" in str(found)
+    single = "are followed by a right token: either the logits did not decide" in str(found)
+    assert single == (name == "now and then") or name in ("blanks among them", "neighbours")
 
 
 def test_it_takes_seconds_among_twenty_others_in_a_long_context():

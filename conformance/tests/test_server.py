@@ -8,7 +8,7 @@ import pytest
 from commandline import kvref
 from fake_server import MODEL, serving
 
-from kvref.canary import BOS, FIRST_WORD, Oracle, sized
+from kvref.canary import BOS, EOS, FIRST_WORD, Oracle, sized
 from kvref.errors import OutOfBlocks, PositionOutOfRange
 from kvref_canary.files import huggingface
 from kvref_canary.server.errors import ServerError
@@ -65,6 +65,7 @@ def session(served, *prompts):
     [
         ("", "token ids"), ("ids not taken", "text"), ("adds no begin-of-text", "text"), ("chat only", "chat"),
         ("no usage", "token ids"), ("no spaces", "token ids"), ("leading space", "token ids"), ("no models", "token ids"),
+        ("unknown parameters", "token ids"),
         ("no DONE", "token ids"), ("no reason", "token ids"), ("429", "token ids"), ("n when warm", "token ids"),
     ],
 )  # fmt: skip
@@ -80,6 +81,7 @@ def test_a_right_server_says_the_right_tokens_in_whichever_way_it_works(met, wro
     assert engine.length(1) == 16 and engine.generate(1, 2) == PROMPT[4:6]
     assert {body.get("stream", False) for body in fake.asked} == {False, True}
     assert all(body["temperature"] == 0 or "n" in body for body in fake.asked)
+    assert ("skip_special_tokens" in fake.asked[-1]) == (wrong != "unknown parameters")
 
 
 def test_several_prompts_are_asked_at_once(met):
@@ -232,6 +234,13 @@ def test_a_server_that_stops_before_the_end_is_judged_up_to_there(met):
     assert len(engine.generate(0, 79 - len(PROMPT))) == 58
     with pytest.raises(NotOffered, match="more tokens than the context has room for"):
         engine.generate(0, 1)
+
+
+def test_a_wrong_special_token_is_in_the_answer(met):
+    """By default servers omit it from the text, and the answer would only be too short."""
+    _, served = met("an end token")
+    answers = [session(served, PROMPT).generate(0, 3) for _ in range(12)]  # it misbehaves after the first contact
+    assert answers[-1] == [*RIGHT[:2], EOS]
 
 
 def test_what_the_server_puts_in_front_is_not_sent(met):

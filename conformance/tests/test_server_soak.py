@@ -20,6 +20,7 @@ from kvref_canary.files.hybrid import make_hybrid_files
 from kvref_canary.server.url import Address
 from kvref_conformance.commands.soak_server import _print_verdict
 from kvref_conformance.implementations.server import ServerImplementation
+from kvref_conformance.soak.server_console import _report_lines
 from kvref_conformance.soak.server_soak import ServerSoak
 from kvref_conformance.soak.server_statistics import MAX_POINTS, Latencies, ServerStatistics, Timeline
 from kvref_conformance.soak.server_workload import KINDS, RequestWorkload
@@ -75,6 +76,25 @@ def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
     assert figures.wrong and all(each.finding.startswith(("request ", "either ")) for each in figures.wrong)
     if wrong == "another's tokens":
         assert any(", which had ended, instead of" in each.finding for each in figures.wrong)
+
+
+def test_the_kinds_of_requests_beside_every_wrong_answer_are_counted(files):
+    figures = soaked(files, "a sampler beside several answers", 3.0)
+    assert figures.wrong_requests > 0 and figures.right_requests > 0
+    assert figures.beside_wrong["several answers"] == figures.wrong_requests
+    assert "several answers" in {kind for each in figures.wrong for kind in (each.kind + " answers", *each.beside)}
+
+
+def test_a_suspect_was_beside_every_wrong_answer_and_beside_few_right_ones():
+    figures = ServerStatistics(
+        wrong_requests=8, beside_wrong=Counter({"several answers": 8, "goes on": 8, "long": 7}),
+        right_requests=40, beside_right=Counter({"several answers": 6, "goes on": 36}),
+    )  # fmt: skip
+    assert figures.suspects == figures.document()["beside_every_wrong_answer"] == {"several answers": 15.0}
+    (line,) = (line for line in _report_lines(figures) if "beside" in line)
+    assert line.startswith("a request of kind 'several answers' was in flight beside every wrong answer, and beside 15 % of the")
+    figures.right_requests = 3
+    assert figures.suspects == {}
 
 
 @pytest.mark.parametrize("architecture", ["lfm2", "falcon-h1"])

@@ -19,6 +19,7 @@ from kvref_canary.diagnosis.wide_search import wide_hypotheses
 
 EQUAL_BITS = 3.0  # bits between explanations that fit equally
 NEAR_POSITIONS = 3  # positions
+MIN_ISOLATED = 3  # wrong tokens
 
 
 def diagnose(
@@ -72,7 +73,7 @@ def _describe_clue(case: Case, found: list[ShiftedMatch]) -> str:
     if found and found[0].bits >= found[0].selection_cost(case) + 2 * MIN_BITS:
         first = int(case.sources[case.wrong[0]]) + found[0].shift
         text += f" The first {found[0].count} equal the tokens of {found[0].source.name} from position {first} on."
-    return text + _describe_nearby_digits(case)
+    return text + (_describe_nearby_digits(case) or _describe_isolation(case))
 
 
 def _describe_nearby_digits(case: Case) -> str:
@@ -90,4 +91,16 @@ def _describe_nearby_digits(case: Case) -> str:
         return ""
     return (
         f" {near} of them have the digits of a position at most {NEAR_POSITIONS} away: keys may be too coarse or wrongly rotated."
+    )
+
+
+def _describe_isolation(case: Case) -> str:
+    """Describe single wrong tokens between right ones: a sampler selects such tokens. A wrong read of a block does not."""
+    wrong = set(case.wrong)
+    before_right = sum(number + 1 < len(case.answers) and number + 1 not in wrong for number in case.wrong)
+    if len(wrong) < MIN_ISOLATED or 2 * before_right < len(wrong):
+        return ""
+    return (
+        f" {before_right} of them are followed by a right token: either the logits did not decide (a sampler, a penalty, logits "
+        "that were changed after attention), or single entries were overwritten."
     )

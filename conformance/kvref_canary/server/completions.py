@@ -68,6 +68,7 @@ class CompletionClient:
     def __init__(self, client: HttpClient, canary: AnyCanary, model: str | None, encoding: PromptEncoding) -> None:
         self.client, self.canary, self.model, self.encoding = client, canary, model, encoding
         self.reply_model: str | None = None
+        self.shows_special_tokens = False  # whether the server is asked for the text of special tokens, which servers omit
         self._returns_several = False  # whether the server has returned several answers
         self._warm = False  # whether several answers are requested at WARM: some servers return only one at 0
 
@@ -135,6 +136,7 @@ class CompletionClient:
     def _request_body(self, prompt: Sequence[int], count: int, n: int) -> dict[str, Any]:
         body = self.encoding.encode(self.canary, prompt) | {"max_tokens": count, "temperature": 0}
         body |= {} if self.model is None else {"model": self.model}
+        body |= {"skip_special_tokens": False} if self.shows_special_tokens else {}
         return body if n == 1 else body | {"n": n, "temperature": WARM_UP_SECONDS if self._warm else 0}
 
     async def _read_stream(self, body: dict[str, Any], most: int, began: float) -> Completion:

@@ -35,6 +35,7 @@ async def connect(client: HttpClient, canary: AnyCanary, model: str | None) -> C
         asker = CompletionClient(client, canary, model, encoding)
         reason = await _failed_stage(asker)
         if reason is None:
+            await _show_special_tokens(asker)
             return asker
         tried.append(reason)
         if reason[0] == NO_ANSWER:
@@ -50,6 +51,17 @@ async def connect(client: HttpClient, canary: AnyCanary, model: str | None) -> C
         why += f"; expected an OpenAI-compatible API at {client.url} (the URL usually ends in /v1)"
     others = f"; the server lists the models {_format_names(listed)}" if len(listed) > 1 else ""
     raise CannotRun(f"{client.url}: {why}{others}")
+
+
+async def _show_special_tokens(asker: CompletionClient) -> None:
+    """Ask for the text of special tokens, if the server accepts that. Otherwise a wrong special token shortens the answer."""
+    prompt, count = _test_prompts(asker.canary)[0]
+    expected = _expected_continuation(asker.canary, prompt, count)
+    asker.shows_special_tokens = True
+    try:
+        asker.shows_special_tokens = await asker.generate(prompt, len(expected)) == expected
+    except ServerError:
+        asker.shows_special_tokens = False
 
 
 async def find_context_length(asker: CompletionClient) -> int:

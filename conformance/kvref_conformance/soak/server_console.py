@@ -1,5 +1,6 @@
 """Output of a server under load: a progress bar, the report, and figures over time as JSON and as a plot."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,9 +84,10 @@ def _format_wrong(canary: AnyCanary, wrong: WrongAnswer) -> str:
         f"request {wrong.request} ({wrong.kind}), a prompt of {wrong.prompt} tokens: {what}",
         f"  expected {must}",
         f"  got      {vocabulary.to_text(canary, wrong.said[:MAX_SHOWN])}",
-        f"  {wrong.finding}",
     ]
-    return "\n".join([*lines[: 3 + bool(wrong.finding)], ""])
+    if wrong.beside:
+        lines.append(f"  beside   {', '.join(f'{count} {kind}' for kind, count in Counter(wrong.beside).items())}")
+    return "\n".join([*lines, *([f"  {wrong.finding}"] if wrong.finding else []), ""])
 
 
 def _report_lines(figures: ServerStatistics) -> Iterator[str]:
@@ -95,6 +97,8 @@ def _report_lines(figures: ServerStatistics) -> Iterator[str]:
     if figures.cached_tokens is not None and figures.prompt_tokens:
         share = 100 * figures.cached_tokens / figures.prompt_tokens
         yield f"prefix hits: {figures.cached_tokens:,} of {figures.prompt_tokens:,} prompt tokens, {share:.0f} %"
+    for kind, share in figures.suspects.items():
+        yield f"a request of kind {kind!r} was in flight beside every wrong answer, and beside {share:.0f} % of the right ones"
     if figures.refused:
         yield f"rejected for lack of room (HTTP 429, 503): {figures.refused:,}"
     for kind, count in figures.failed.most_common():

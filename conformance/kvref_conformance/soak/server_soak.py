@@ -36,6 +36,7 @@ class ServerSoak:
         self.figures = ServerStatistics()
         self._asker, self._workload, self._concurrency = asker, RequestWorkload(asker.canary, seed), concurrency
         self._running: dict[int, CompletionRequest] = {}
+        self._beside: dict[int, set[str]] = {}  # per running request, the kinds of those that were in flight with it
         self._recent: deque[RequestHistory] = deque(maxlen=MAX_OTHERS)
         self._wrong_completions = list[WrongCompletion]()
         self._unconnected = 0  # consecutive failures to connect
@@ -60,7 +61,7 @@ class ServerSoak:
     async def _work(self) -> None:
         while not self.figures.gone:
             request, began = self._workload.draw(), time.monotonic()
-            self._running[request.number] = request
+            self._start(request)
             try:
                 await self._serve(request)
                 self._unconnected = 0
@@ -73,7 +74,13 @@ class ServerSoak:
                 self.figures.open.append(time.monotonic() - began)
                 raise
             finally:
-                del self._running[request.number]
+                del self._running[request.number], self._beside[request.number]
+
+    def _start(self, request: CompletionRequest) -> None:
+        self._beside[request.number] = {each.label for each in self._running.values()}
+        for kinds in (self._beside[number] for number in self._running):
+            kinds.add(request.label)
+        self._running[request.number] = request
 
     async def _serve(self, request: CompletionRequest) -> None:
         """Raises ServerError and NotOffered."""
@@ -101,9 +108,13 @@ class ServerSoak:
         figures.tokens_checked += len(said) - uncertain
         figures.uncertain += uncertain
         moment.tokens += len(said) - uncertain
+        beside = self._beside[request.number] | {request.label}
         if not wrong:
+            figures.right_requests += 1
+            figures.beside_right.update(beside)
             self._workload.add_answer(request, said, oracle)
             return
+        figures.beside_wrong.update(beside)
         figures.wrong_tokens += len(wrong)
         moment.wrong += len(wrong)
         figures.wrong_requests += 1
@@ -122,6 +133,7 @@ class ServerSoak:
         shown = slice(wrong[0], wrong[0] + MAX_SHOWN)
         name, prompt = str(request.number), len(request.prompt)
         found = WrongAnswer(name, request.kind, prompt, len(wrong), wrong[0], right[shown], said[shown])
+        found.beside = sorted(each.label for number, each in self._running.items() if number != request.number)
         events = ((answer.cached, f"a prefix hit of {answer.cached} tokens"),) if answer.cached else ()
         others = [_history_of(each) for number, each in self._running.items() if number != request.number]
         return WrongCompletion(found, replace(_history_of(request), events=events), said, [*others, *self._recent])

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BUCKET_WIDTH = math.log(1.05)  # logarithmic bin width of latencies: a percentile is accurate within 3 %
+MIN_COMPARED = 4  # wrong and right answers, at least, before the requests beside them are compared
+MAX_BESIDE_RIGHT = 50.0  # percent of the right answers beside which a suspect was in flight
 MAX_POINTS = 400  # maximum number of moments in a timeline
 
 
@@ -65,7 +67,8 @@ class Timeline:
 class WrongAnswer:
     """A request answered with wrong tokens. tokens: their number. place: index of the first in the answer. said: from there on.
 
-    prompt: number of its tokens. finding: the request that the wrong tokens belong to.
+    prompt: number of its tokens. beside: the kinds of the requests in flight at the same time. finding: the request that the
+    wrong tokens belong to.
     """
 
     request: str
@@ -75,6 +78,7 @@ class WrongAnswer:
     place: int
     expected: list[int | None]
     said: list[int]
+    beside: list[str] = field(default_factory=list)
     finding: str = ""
 
 
@@ -83,6 +87,7 @@ class ServerStatistics:
     """refused: replies without room (HTTP 429, 503). failed: number of other replies that are no completion, by kind.
 
     examples: the first of each kind. prompt_tokens, cached_tokens: if the server reports both. wrong: some of the wrong answers.
+    beside_right, beside_wrong: beside how many right and wrong answers a request of a kind was in flight.
     """
 
     seconds: float = 0.0
@@ -92,6 +97,9 @@ class ServerStatistics:
     wrong_tokens: int = 0
     wrong_requests: int = 0
     wrong: list[WrongAnswer] = field(default_factory=list)
+    beside_right: Counter[str] = field(default_factory=Counter)
+    beside_wrong: Counter[str] = field(default_factory=Counter)
+    right_requests: int = 0
     refused: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -106,6 +114,18 @@ class ServerStatistics:
     @property
     def rate(self) -> float:
         return self.tokens_checked / self.seconds if self.seconds else 0.0
+
+    @property
+    def suspects(self) -> dict[str, float]:
+        """The kinds of requests that were in flight beside every wrong answer, with the percentage of right answers beside them.
+
+        Only kinds that were beside at most MAX_BESIDE_RIGHT percent of the right answers, if there are enough answers of both.
+        """
+        if min(self.wrong_requests, self.right_requests) < MIN_COMPARED:
+            return {}
+        always = [kind for kind, count in self.beside_wrong.items() if count == self.wrong_requests]
+        shares = {kind: 100 * self.beside_right[kind] / self.right_requests for kind in always}
+        return {kind: share for kind, share in shares.items() if share <= MAX_BESIDE_RIGHT}
 
     def document(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -126,6 +146,7 @@ class ServerStatistics:
             "gone": self.gone,
             "wrong_tokens": self.wrong_tokens,
             "wrong_requests": self.wrong_requests,
+            "beside_every_wrong_answer": self.suspects,
             "wrong": [vars(each) for each in self.wrong],
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

@@ -43,6 +43,11 @@ class CompletionRequest:
     stream: bool
     n: int = 1
 
+    @property
+    def label(self) -> str:
+        """Its kind, as reports name it."""
+        return f"{self.kind} answers" if self.kind == "several" else self.kind
+
 
 class RequestWorkload:
     """Requests drawn from a seed and from earlier answers. Prompt and answer have at most `room` tokens together."""
