@@ -23,7 +23,7 @@ from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
 from kvref.recurrent import RecurrentCache, RecurrentConfig
-from kvref.rope import Rotary
+from kvref.rope import Rotary, rotary_frequencies
 from kvref.serialization import load, save
 from kvref.sharded import ShardedCache, ShardedConfig
 from kvref.tiered import TieredCache, TieredConfig
@@ -77,5 +77,6 @@ __all__ = [
     "load",
     "mean_absolute_error",
     "reference",
+    "rotary_frequencies",
     "save",
 ]

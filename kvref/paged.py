@@ -100,21 +100,23 @@ class PagedCache(PagedSequences):
         super().drop(sequence)
         self._discard_pending_load(sequence)
 
-    def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
+    def remove(
+        self, sequence: int, start: int, stop: int, frequencies: Sequence[float] | None = None, layout: str = "halves"
+    ) -> None:
         """Remove the tokens `[start, stop)` of every layer, and move the later tokens forward by stop - start (EDIT-10).
 
-        theta: the base of the rotary embedding that keys contain, or None. With theta, each key that moves is rotated by
-        -(stop - start) positions and quantized again. Everything else moves bit for bit. layout: which numbers of a head are
-        rotated together, "halves" or "pairs" (see `kvref.rope`).
+        frequencies: of the rotary embedding that keys contain, in radians per position, or None. With frequencies, each key that
+        moves is rotated by -(stop - start) positions and quantized again. Everything else moves bit for bit. layout: which
+        numbers of a head are rotated together, "halves" or "pairs" (see `kvref.rope`).
 
         Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, or if `start` is released, ConfigError
-        for an invalid `theta` or, with theta, `layout`, NonFinite if the format cannot store a rotated key, OutOfBlocks if there
-        is no room for copies of shared blocks, and SequenceNotFound. If it raises, nothing has changed.
+        for invalid `frequencies` or an unknown `layout` with frequencies, NonFinite if the format cannot store a rotated key,
+        OutOfBlocks if there is no room for copies of shared blocks, and SequenceNotFound. If it raises, nothing has changed.
         """
         table = self._table(sequence)
         stop = in_range(stop, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "stop")
         start = self._check_position(table, start, stop + 1, "start")
-        rotary = None if theta is None else Rotary(self.config.head_dim, theta, layout)
+        rotary = None if frequencies is None else Rotary(self.config.head_dim, frequencies, layout)
         if start == stop:
             return
         lengths = self._tables.lengths[table] - (stop - start)

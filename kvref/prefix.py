@@ -309,9 +309,11 @@ class PrefixCache(PrefixIndexed, PagedCache):
         if start < length and count:
             self._committed[int(sequence)].truncate(int(start), self.config.block_size)
 
-    def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
+    def remove(
+        self, sequence: int, start: int, stop: int, frequencies: Sequence[float] | None = None, layout: str = "halves"
+    ) -> None:
         """As `PagedCache.remove`. It also forgets the committed tokens from `start` on (PREFIX-02)."""
-        super().remove(sequence, start, stop, theta, layout)
+        super().remove(sequence, start, stop, frequencies, layout)
         if start < stop:
             self._committed[int(sequence)].truncate(int(start), self.config.block_size)
 

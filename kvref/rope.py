@@ -1,7 +1,10 @@
 """Rotary position embedding (RoPE): rotates keys by a number of positions, when tokens before them are removed.
 
-The head_dim = D numbers of a head form D / 2 pairs. At a position, pair i is rotated by position * theta ** (-2 i / D) radians
-(Su et al. 2021, arXiv:2104.09864, eq. 34). Rotations add up: a key that moves from position p to p + by is rotated by `by` more.
+An embedding with n frequencies rotates n pairs of the numbers of a head. At a position, pair i is rotated by
+position * frequencies[i] radians (Su et al. 2021, arXiv:2104.09864, eq. 34). In the paper n is head_dim / 2, and frequency i is
+theta ** (-2 i / head_dim). Models change both: with a partial embedding, the numbers after the first 2 n are not rotated, and
+Llama 3.1 and YaRN (arXiv:2309.00071) lower some of the frequencies. Rotations add up: a key that moves from position p to p + by
+is rotated by `by` more.
 
 The error bound of one rotation. Let u = 2**-24, let r be the length of a pair (a, b), t its angle, and c and s the cosine and
 sine that are used. They are computed in float64 and rounded once, so that their error is at most d = u / 2 plus the error of the
@@ -11,15 +14,17 @@ angle. The new numbers are fl(fl(a c) - fl(b s)) and fl(fl(b c) + fl(a s)), with
     u (|a c| + |b s|)     <= u r              the rounding of the products (Cauchy-Schwarz: (c, s) is on the unit circle)
     u |fl(a c) - fl(b s)| <= u r              the rounding of the sum
 
-The sum is 2.71 u r, up to terms in u * u. The angle is by * theta ** e, where e and the power are rounded: its error is at most
-|t| (ln theta + 4) 2**-53, less than 0.1 u if |t| <= 2**20 and 1 <= theta <= 10**9. Each number is therefore within BOUND r of the
-exact one, where BOUND = 3 u, plus 2**-149 if products underflow. The errors of successive rotations add up: after two, a number
-is within (1 + sqrt(2)) BOUND r, because the first leaves an error in both numbers of a pair, which the second rotates.
+The sum is 2.71 u r, up to terms in u * u. The angle is by * frequency, rounded once: its error is at most |t| 2**-53, less than
+0.1 u if |t| <= 2**25. Each number is therefore within BOUND r of the exact one, where BOUND = 3 u, plus 2**-149 if products
+underflow. The errors of successive rotations add up: after two, a number is within (1 + sqrt(2)) BOUND r, because the first
+leaves an error in both numbers of a pair, which the second rotates.
 """
 
-import sys
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -28,34 +33,43 @@ from kvref.backend import Backend, reference
 from kvref.errors import ConfigError, whole
 
 LAYOUTS = ("halves", "pairs")
-LARGEST = sys.float_info.max
 BOUND = 3 * 2.0**-24  # the largest error of a number after one rotation, divided by the length of its pair
+
+
+def rotary_frequencies(num_rotated: int, theta: float = 10_000.0) -> tuple[float, ...]:
+    """Return the frequencies of the paper for the first `num_rotated` numbers of a head, an even number.
+
+    theta: the base. Raises ConfigError for an odd num_rotated or a theta that is not a positive number.
+    """
+    if whole("num_rotated", num_rotated, 2) % 2:
+        raise ConfigError(f"num_rotated: expected an even number, got {num_rotated}")
+    if not (_is_finite(theta) and theta > 0):
+        raise ConfigError(f"theta: expected a positive number, got {theta!r:.40}")
+    return tuple(float(theta) ** (-2 * i / num_rotated) for i in range(num_rotated // 2))
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """A rotary embedding over the whole head.
+    """A rotary embedding.
 
-    - `head_dim`: an even number.
-    - `theta`: the base of the angles, 10,000 in the paper.
-    - `layout`: which numbers of a head form a pair. "halves": numbers i and i + head_dim / 2, as for Llama in transformers
-      (NeoX). "pairs": numbers 2 i and 2 i + 1, as in the paper, in GPT-J and for Llama in llama.cpp.
+    - `head_dim`: numbers per head.
+    - `frequencies`: radians per position of each pair, 1 to head_dim // 2 finite numbers.
+    - `layout`: which of the first 2 n numbers form a pair, for n frequencies. "halves": numbers i and i + n, as for Llama in
+      transformers (NeoX). "pairs": numbers 2 i and 2 i + 1, as in the paper, in GPT-J and for Llama in llama.cpp.
 
-    Scaled frequencies (Llama 3.1, YaRN) and embeddings over a part of the head are not supported.
-
-    Raises ConfigError for an odd head_dim, a theta that is not a positive number, or an unknown layout.
+    Raises ConfigError for other frequencies or an unknown layout.
     """
 
     head_dim: int
-    theta: float = 10_000.0
+    frequencies: Sequence[float]
     layout: str = "halves"
 
     def __post_init__(self) -> None:
-        if whole("head_dim", self.head_dim, 2) % 2:
-            raise ConfigError(f"head_dim: expected an even number, got {self.head_dim}")
-        real = isinstance(self.theta, Real) and not isinstance(self.theta, bool)
-        if not (real and 0 < self.theta <= LARGEST):
-            raise ConfigError(f"theta: expected a positive number, got {self.theta!r:.40}")
+        most = whole("head_dim", self.head_dim, 1) // 2
+        given = list(self.frequencies) if isinstance(self.frequencies, Sequence | np.ndarray) else []
+        if not (1 <= len(given) <= most and all(map(_is_finite, given)) and not isinstance(self.frequencies, str)):
+            raise ConfigError(f"frequencies: expected 1 to {most} finite numbers, got {self.frequencies!r:.80}")
+        object.__setattr__(self, "frequencies", tuple(map(float, given)))
         if self.layout not in LAYOUTS:
             raise ConfigError(f"layout: expected one of {', '.join(LAYOUTS)}, got {self.layout!r}")
 
@@ -63,16 +77,24 @@ class Rotary:
         """Return keys, float32 [..., head_dim], rotated by `by` positions, which can be negative.
 
         Angles, cosines and sines are computed in float64, cosines and sines are rounded to float32 once, and products and sums
-        are float32. If 1 <= theta <= 10**9 and |by| <= 2**20, the error of each number is at most BOUND times the length of its
-        pair.
+        are float32. If no angle is larger than 2**25, the error of each number is at most BOUND times the length of its pair.
         """
-        xp, half = backend.xp, self.head_dim // 2
-        angles = by * float(self.theta) ** (-2.0 * np.arange(half) / self.head_dim)
+        xp, count = backend.xp, len(self.frequencies)
+        angles = by * np.array(self.frequencies)
         cos, sin = (backend.asarray(part.astype(np.float32)) for part in (np.cos(angles), np.sin(angles)))
         paired = self.layout == "pairs"
-        first, second = (keys[..., 0::2], keys[..., 1::2]) if paired else (keys[..., :half], keys[..., half:])
+        rotated, rest = keys[..., : 2 * count], keys[..., 2 * count :]
+        first, second = (rotated[..., 0::2], rotated[..., 1::2]) if paired else (rotated[..., :count], rotated[..., count:])
         with np.errstate(over="ignore"):  # infinities are rejected when the keys are quantized
             new = first * cos - second * sin, second * cos + first * sin
-        if paired:
-            return xp.reshape(xp.stack(new, axis=-1), keys.shape)
-        return xp.concat(new, axis=-1)
+        return xp.concat([xp.reshape(xp.stack(new, axis=-1), rotated.shape), rest] if paired else [*new, rest], axis=-1)
+
+
+def _is_finite(number: Any) -> bool:
+    """Whether it is a real number, not a bool, and finite as a float."""
+    if not isinstance(number, Real) or isinstance(number, bool | np.bool_):
+        return False
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond float64
+        return False

@@ -124,7 +124,8 @@ def describe_type(hint: Any) -> str:
         int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null", Array: "array",
     }  # fmt: skip
     made = result_protocol(hint)
-    return f"an object (`{made}`)" if made else plain.get(hint) or "integers"
+    several = "numbers" if float in get_args(hint) else "integers"
+    return f"an object (`{made}`)" if made else plain.get(hint) or several
 
 
 def json_schema_document() -> dict[str, Any]:
@@ -216,7 +217,8 @@ def _schema_of_type(hint: Any) -> dict[str, Any]:
     plain: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
     if hint in plain:
         return {"type": plain[hint]}
-    return {"$ref": "#/$defs/array"} if hint is Array else {"type": "array", "items": {"type": "integer"}}
+    item = "number" if float in get_args(hint) else "integer"
+    return {"$ref": "#/$defs/array"} if hint is Array else {"type": "array", "items": {"type": item}}
 
 
 def updated_chapter(text: str) -> str:

@@ -310,3 +310,46 @@ class PagedWritesToSharedBlocks(kvref.PagedCache):
 
     def _needs_copy(self, blocks: Any) -> Any:
         return np.zeros(blocks.shape, bool)
+
+
+@mutant("EDIT-10", seen_in="ggml-org/llama.cpp#4889")
+class PagedRotatesTheWholeHead(kvref.PagedCache):
+    """`remove` rotates all numbers of a head, also those that a partial rotary embedding does not rotate."""
+
+    def remove(self, sequence: int, start: int, stop: int, frequencies: Any = None, layout: str = "halves") -> None:
+        pairs = self.config.head_dim // 2
+        if frequencies is not None and 1 <= len(frequencies) < pairs:
+            frequencies = [*frequencies, *kvref.rotary_frequencies(2 * pairs)[len(frequencies) :]]
+        super().remove(sequence, start, stop, frequencies, layout)
+
+
+@mutant("EDIT-10", seen_in="lablup/mlxcel#1355")
+class PagedRotatesWithoutScaledFrequencies(kvref.PagedCache):
+    """`remove` rotates with the frequencies of one base, and ignores that a model lowers some of them (Llama 3.1, YaRN)."""
+
+    def remove(self, sequence: int, start: int, stop: int, frequencies: Any = None, layout: str = "halves") -> None:
+        if frequencies is not None and len(frequencies) > 1 and 0 < max(frequencies) < np.inf:
+            frequencies = kvref.rotary_frequencies(2 * len(frequencies))
+        super().remove(sequence, start, stop, frequencies, layout)
+
+
+@mutant("EDIT-10", seen_in="ggml-org/llama.cpp#3825")
+class PagedSecondShiftReplacesTheFirst(kvref.PagedCache):
+    """Keys are rotated later, by the distance of the last `remove` instead of the sum of all distances since the last read."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._shifted: int | None = None  # the sequence that was edited last, until anything reads or writes
+
+    def remove(self, sequence: int, start: int, stop: int, frequencies: Any = None, layout: str = "halves") -> None:
+        again = frequencies is not None and self._shifted == sequence
+        super().remove(sequence, start, stop, None if again else frequencies, layout)
+        self._shifted = None if frequencies is None else sequence
+
+    def gather(self, sequence: int, layer: int) -> Any:
+        self._shifted = None
+        return super().gather(sequence, layer)
+
+    def read(self, sequence: int, layer: int, positions: Any) -> Any:
+        self._shifted = None
+        return super().read(sequence, layer, positions)

@@ -23,14 +23,14 @@ class FixedPoint(Rotary):
     """Cosines and sines are multiples of 2^-24: off by at most half a unit roundoff, as the derivation allows."""
 
     def turned(self, keys, by, backend):
-        half = self.head_dim // 2
-        angles = by * float(self.theta) ** (-2.0 * np.arange(half) / self.head_dim)
+        half = len(self.frequencies)
+        angles, keys, rest = by * np.array(self.frequencies), keys[..., : 2 * half], keys[..., 2 * half :]
         cos, sin = ((np.round(part(angles) * 2**24) / 2**24).astype(np.float32) for part in (np.cos, np.sin))
         paired = self.layout == "pairs"
         first, second = (keys[..., 0::2], keys[..., 1::2]) if paired else (keys[..., :half], keys[..., half:])
         with np.errstate(over="ignore"):  # too large numbers are rejected when stored
             new = first * cos - second * sin, second * cos + first * sin
-        return np.stack(new, axis=-1).reshape(keys.shape) if paired else np.concatenate(new, axis=-1)
+        return np.concatenate([np.stack(new, axis=-1).reshape(keys.shape), rest] if paired else [*new, rest], axis=-1)
 
 
 class WithoutRoomAlone(kvref.PrefixCache):

@@ -60,7 +60,7 @@ def test_keys_are_turned_by_halves_unless_asked_otherwise(cache, kind):
     for each, layout in zip(both, ({}, {"layout": "halves"}), strict=True):
         sequence = each.create()
         each.write(sequence, 0, 0, keys, values)
-        each.remove(sequence, 1, 3, theta=100.0, **layout)
+        each.remove(sequence, 1, 3, frequencies=[1.0], **layout)
     (own, _), (asked, _) = (each.gather(0, 0) for each in both)
     assert np.array_equal(own, asked)
     assert not np.array_equal(own, np.delete(keys, [1, 2], axis=0))
@@ -76,13 +76,13 @@ def test_no_salt_goes_on_where_a_block_ends():
     assert list(block_keys([9, 10], 2, salt)) != list(block_keys([7, 8, 9, 10], 2, tenant))[1:]
 
 
-@pytest.mark.parametrize("theta", [10**400, float("nan")])
-def test_what_cannot_be_a_base_changes_nothing(cache, theta):
+@pytest.mark.parametrize("frequencies", [[10**400], [float("nan")], [1.0] * 20, [], 1.0, "1"])
+def test_what_cannot_be_frequencies_changes_nothing(cache, frequencies):
     parent = begun(cache, [1, 2, 3])
     child = cache.fork(parent)
     before = cache.block_table(child, 0), cache.num_free_blocks
-    with pytest.raises(ConfigError, match="theta: expected a positive number, got "):
-        cache.remove(child, 0, 1, theta)
+    with pytest.raises(ConfigError, match=r"frequencies: expected 1 to \d+ finite numbers, got "):
+        cache.remove(child, 0, 1, frequencies)
     assert (cache.block_table(child, 0), cache.num_free_blocks) == before
 
 
@@ -124,7 +124,7 @@ def test_what_a_cache_gives_is_of_its_own_library(cache, kind):
         if kind is kvref.PrefixCache:
             each.commit(sequence, [1, 2, 3, 4, 5])
         each.write(sequence, 0, 3, *2 * [strict.asarray(over) if each is mine else over])
-        each.remove(sequence, 1, 2, theta=100.0)
+        each.remove(sequence, 1, 2, frequencies=[1.0])
     arrays = mine.gather(0, 0), own.gather(0, 0)
     arrays = [*zip(*arrays, strict=True), (mine.attend(0, 0, strict.asarray(query)), own.attend(0, 0, query))]
     arrays += [(mine.lengths([0], 0), own.lengths([0], 0)), (mine.block_tables([0], 0), own.block_tables([0], 0))]

@@ -73,6 +73,9 @@ def test_a_cache_gets_one_layer_if_it_fails_with_one_too(needed):
     assert smallest.request.args == {"num_blocks": 6, "num_layers": needed}
 
 
+NEW = CallRequest(1, "paged.new", None, {})
+
+
 def holding_invalid_layers(requests):
     """Fails with PAGED-07 if `length` is called last; a call of layer 1 of a cache with one layer must raise."""
     layers = requests[0].args["num_layers"] if requests else 0
@@ -83,6 +86,21 @@ def holding_invalid_layers(requests):
         if request.name == "length" and (layers == 1 or [each.name for each in requests].count("write") == 2):
             return ReplayResult([Exchange(each) for each in requests[:made]], ClauseViolation("", "1", "2", "PAGED-07"))
     return ReplayResult([Exchange(each) for each in requests])
+
+
+def test_calls_that_only_look_are_removed_together():
+    looks = [CallRequest(id, "paged.length", 1, {}) for id in range(3, 103)]
+    write, gather = CallRequest(2, "paged.write", 1, {}), CallRequest(103, "paged.gather", 1, {})
+    call_trace = [Exchange(each) for each in (NEW, write, *looks, gather)]
+    tried = []
+
+    def holding(requests):
+        tried.append(len(requests))
+        fails = {"new", "write", "gather"} <= {each.name for each in requests}
+        return ReplayResult([Exchange(each) for each in requests], ClauseViolation("", "", "", "PAGED-12") if fails else None)
+
+    smallest, _ = shrink_trace(call_trace, "PAGED-12", holding)
+    assert [each.request.name for each in smallest] == ["new", "write", "gather"] and sum(tried) < 250
 
 
 @pytest.mark.parametrize("accepts", [False, True])

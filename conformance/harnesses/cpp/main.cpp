@@ -75,13 +75,14 @@ Integers sequences_of(const Json& args) { return integers(args.at("sequences"), 
 
 // The parameters of the rotary embedding, or nothing if the cache has none.
 std::optional<Rotary> rotary_of(const Json& args, std::int64_t dim) {
-    if (!args.contains("theta") || args.at("theta").is_null()) return std::nullopt;
-    const Json& theta = args.at("theta");
-    if (!theta.is_number() || !(theta.get<double>() > 0)) throw KVError("ConfigError", "theta: expected a positive number, got " + theta.dump());
+    if (!args.contains("frequencies") || args.at("frequencies").is_null()) return std::nullopt;
+    const Json& frequencies = args.at("frequencies");
+    bool valid = frequencies.is_array() && !frequencies.empty() && static_cast<std::int64_t>(frequencies.size()) <= dim / 2;
+    for (const Json& each : frequencies) valid = valid && each.is_number() && std::isfinite(each.get<double>());
+    if (!valid) throw KVError("ConfigError", "frequencies: expected 1 to " + std::to_string(dim / 2) + " finite numbers, got " + frequencies.dump());
     const std::string layout = args.value("layout", "halves");
     if (layout != "halves" && layout != "pairs") throw KVError("ConfigError", "layout: expected halves or pairs, got " + layout);
-    if (dim % 2) throw KVError("ConfigError", "head_dim: expected an even number, got " + std::to_string(dim));
-    return Rotary{theta, layout == "pairs"};
+    return Rotary{frequencies.get<std::vector<double>>(), layout == "pairs"};
 }
 
 Operations operations_of(std::shared_ptr<PagedCache> cache) {

@@ -1,5 +1,7 @@
 """Keys that `remove` rotates by the positions that they move (EDIT-10), in float64, and the error bound of a cache."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
@@ -13,21 +15,26 @@ LARGEST = float(np.finfo(np.float32).max)
 OVERFLOWS = {"float32": LARGEST * (1 + U)} | {name: largest * (1 + unit) for name, (unit, _, largest) in NARROW.items()}
 
 
-def rotated_keys(keys: NDArray, by: int, theta: float, layout: str) -> tuple[NDArray, NDArray]:
-    """Keys [..., head_dim] rotated by `by` positions in float64, and for each number the length of its pair."""
-    dim = keys.shape[-1]
-    first = slice(0, dim // 2) if layout == "halves" else slice(0, dim, 2)
-    second = slice(dim // 2, dim) if layout == "halves" else slice(1, dim, 2)
-    angles = by * theta ** (-2.0 * np.arange(dim // 2) / dim)
+def full_frequencies(dim: int, theta: float = 10_000.0) -> list[float]:
+    """The frequencies of a rotary embedding over `dim` numbers, an even number."""
+    return [theta ** (-2.0 * pair / dim) for pair in range(dim // 2)]
+
+
+def rotated_keys(keys: NDArray, by: int, frequencies: Sequence[float], layout: str) -> tuple[NDArray, NDArray]:
+    """Keys [..., head_dim] rotated by `by` positions in float64, and for each number the length of its pair, 0 if it has none."""
+    count = len(frequencies)
+    first = slice(0, count) if layout == "halves" else slice(0, 2 * count, 2)
+    second = slice(count, 2 * count) if layout == "halves" else slice(1, 2 * count, 2)
+    angles = by * np.array(frequencies, np.float64)
     cos, sin, wide = np.cos(angles), np.sin(angles), keys.astype(np.float64)
-    want, length = np.empty(keys.shape), np.empty(keys.shape)
+    want, length = wide.copy(), np.zeros(keys.shape)
     a, b = wide[..., first], wide[..., second]
     want[..., first], want[..., second] = a * cos - b * sin, b * cos + a * sin
     length[..., first] = length[..., second] = np.hypot(a, b)
     return want, length
 
 
-def expected_rotation(keys: ExpectedReads, by: int, theta: float, layout: str, dtype: str) -> ExpectedReads:
+def expected_rotation(keys: ExpectedReads, by: int, frequencies: Sequence[float], layout: str, dtype: str) -> ExpectedReads:
     """Keys of a cache in a plain dtype after a rotation.
 
     A slack of the keys is rotated too. The rotation adds its own error, and the result is rounded to the dtype once. A cache
@@ -36,11 +43,14 @@ def expected_rotation(keys: ExpectedReads, by: int, theta: float, layout: str, d
     Where the dtype may overflow or a key is not finite, the slack is infinite; the value is infinite if the dtype must overflow.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        want, length = rotated_keys(keys.values, by, theta, layout)
-        spread = rotated_keys(keys.slack, by, theta, layout)[1]
+        want, length = rotated_keys(keys.values, by, frequencies, layout)
+        spread = rotated_keys(keys.slack, by, frequencies, layout)[1]
         error = spread + ROTATION_ERROR * (length + spread) + FLUSHED
         bound = error + output_rounding(want, error, dtype) + U * np.abs(want)
         known = np.isfinite(length) & (np.abs(want) + bound <= LARGEST)
         overflows = np.isfinite(length) & (np.abs(want) - error > OVERFLOWS[dtype])
         values = np.where(known, want, np.where(overflows, np.inf, 0)).astype(np.float32)
-        return ExpectedReads(values, np.where(known, bound, np.inf))
+        slack = np.where(known, bound, np.inf)
+        rotated = 2 * len(frequencies)  # later numbers are not rotated
+        values[..., rotated:], slack[..., rotated:] = keys.values[..., rotated:], keys.slack[..., rotated:]
+        return ExpectedReads(values, slack)

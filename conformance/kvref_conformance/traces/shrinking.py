@@ -1,11 +1,12 @@
 """The shrinker: reduces a failing call trace to a minimal reproducer, and the replay of recorded requests that it uses.
 
-It removes calls, uses fewer sequences, then removes layers, rows and tokens, then replaces numbers by small integers, as long as
-the clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the same calls as an idle
-one. If the implementation is slow, it stops after SHRINK_SECONDS.
+It removes operations and calls, uses fewer sequences, then removes layers, rows and tokens, then replaces numbers by small
+integers, as long as the clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the
+same calls as an idle one. If the implementation is slow, it stops after SHRINK_SECONDS.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -156,6 +157,7 @@ class BudgetSpent(Exception):
 
 def _simplify(requests: list[CallRequest], attempt: Callable[[list[CallRequest]], bool]) -> None:
     """Attempt shorter requests, then requests with fewer sequences, then smaller arguments, as long as they break the clause."""
+    requests = _remove_operations(requests, attempt)
     requests = _remove_requests(requests, attempt, len(requests))
     while merged := next(filter(attempt, _with_one_result_less(requests)), None):
         requests = merged
@@ -176,11 +178,23 @@ def _simplify(requests: list[CallRequest], attempt: Callable[[list[CallRequest]]
     attempt(_remove_requests(requests, attempt, 1))  # calls of a layer that the smaller cache does not have, for example
 
 
+def _remove_operations(requests: list[CallRequest], attempt: Callable[[list[CallRequest]], bool]) -> list[CallRequest]:
+    """The requests without the operations that the failure does not need, the most frequent first.
+
+    Most calls of a long call trace only look at the state. This removes them with few attempts.
+    """
+    for op, _ in Counter(request.op for request in requests[:-1]).most_common():
+        shorter = _without_requests(requests, [request for request in requests[:-1] if request.op == op])
+        if requests[-1] in shorter and attempt(shorter):
+            requests = shorter
+    return requests
+
+
 def _remove_requests(requests: list[CallRequest], attempt: Callable[[list[CallRequest]], bool], size: int) -> list[CallRequest]:
     """The requests without those that the failure does not need. size: how many are removed at once at first."""
     while size:
         for start in range(len(requests) - 1 - size, -1, -size):
-            shorter = _without_requests(requests, start, start + size)
+            shorter = _without_requests(requests, requests[start : start + size])
             if len(shorter) < len(requests) and attempt(shorter):
                 requests = shorter
         size //= 2
@@ -199,9 +213,9 @@ def _requests_of(best: tuple[list[Exchange], ClauseViolation] | None) -> list[Ca
     return [exchange.request for exchange in best[0]] if best else []
 
 
-def _without_requests(requests: list[CallRequest], start: int, stop: int) -> list[CallRequest]:
-    """The requests without those at [start, stop), and without all requests that depend on them."""
-    gone = {request.id for request in requests[start:stop]}
+def _without_requests(requests: list[CallRequest], removed: Sequence[CallRequest]) -> list[CallRequest]:
+    """The requests without some of them, and without all requests that depend on these."""
+    gone = {request.id for request in removed}
     kept = []
     for request in requests:
         if request.id in gone or referenced_ids(request) & gone:

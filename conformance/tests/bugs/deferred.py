@@ -53,10 +53,10 @@ def the_second_of_two_rotations_is_lost(patch):
     """Modelled on ggml-org/llama.cpp#3825: a shift that waits for the next read is not added to an earlier one."""
     remove = PagedCache.remove
 
-    def removing(self, sequence, start, stop, theta=None, layout="halves"):
-        waits = theta is not None and getattr(self, "left", None) == sequence
-        remove(self, sequence, start, stop, None if waits else theta, layout)
-        self.left = None if theta is None else sequence
+    def removing(self, sequence, start, stop, frequencies=None, layout="halves"):
+        waits = frequencies is not None and getattr(self, "left", None) == sequence
+        remove(self, sequence, start, stop, None if waits else frequencies, layout)
+        self.left = None if frequencies is None else sequence
 
     forgetting(patch, PagedCache, *PAGED_READS)
     patch.setattr(PagedCache, "remove", removing)
@@ -67,10 +67,10 @@ def keys_of_a_cached_block_are_rotated_in_place(patch):
     """The block is in one table only, and the removal looks for other tables, but not into the prefix index."""
     remove, needs_copy, copies_needed = PagedCache.remove, PrefixCache._needs_copy, PrefixCache._copies_needed
 
-    def removing(self, sequence, start, stop, theta=None, layout="halves"):
-        self.rotates = theta is not None
+    def removing(self, sequence, start, stop, frequencies=None, layout="halves"):
+        self.rotates = frequencies is not None
         try:
-            remove(self, sequence, start, stop, theta, layout)
+            remove(self, sequence, start, stop, frequencies, layout)
         finally:
             self.rotates = False
 

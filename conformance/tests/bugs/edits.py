@@ -269,3 +269,42 @@ def scales_of_groups_are_written_to_a_slot_once(patch):
         put(self, slots, new)
 
     patch.setattr(SlotStore, "put", once)
+
+
+TURNED = "kvref.rope.Rotary.turned"
+
+
+@bug("EDIT-10")
+def pairs_of_a_partial_embedding_are_half_a_head_apart(patch):
+    """Modelled on pie-project/pie#602."""
+    in_source(
+        patch, TURNED, "rotated, rest = keys[..., : 2 * count], keys[..., 2 * count :]",
+        "half = keys.shape[-1] // 2\n"
+        "    rotated = xp.concat([keys[..., :count], keys[..., half : half + count]], axis=-1)\n"
+        "    rest = xp.concat([keys[..., count:half], keys[..., half + count :]], axis=-1)",
+    )  # fmt: skip
+
+
+@bug("EDIT-10")
+def numbers_without_a_pair_become_zero(patch):
+    in_source(patch, TURNED, "keys[..., 2 * count :]", "0 * keys[..., 2 * count :]")
+
+
+@bug("EDIT-10")
+def frequencies_are_sorted(patch):
+    in_source(patch, TURNED, "np.array(self.frequencies)", "np.array(sorted(self.frequencies, reverse=True))")
+
+
+@bug("EDIT-10")
+def a_frequency_of_zero_counts_as_one(patch):
+    in_source(patch, TURNED, "np.array(self.frequencies)", "np.array([each or 1.0 for each in self.frequencies])")
+
+
+@bug("EDIT-10")
+def the_last_of_several_frequencies_is_ignored(patch):
+    in_source(
+        patch,
+        TURNED,
+        "np.array(self.frequencies)",
+        "np.array([*self.frequencies[:-1], 0.0] if count > 2 else self.frequencies)",
+    )

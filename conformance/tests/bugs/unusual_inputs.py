@@ -237,8 +237,13 @@ def queries_before_the_first_token_see_it(patch):
 
 
 @bug("EDIT-10")
-def a_theta_of_nan_is_accepted(patch):
-    in_source(patch, "kvref.rope.Rotary.__post_init__", "0 < self.theta <= LARGEST", "not self.theta <= 0")
+def a_frequency_of_nan_is_accepted(patch):
+    in_source(patch, "kvref.rope._is_finite", "math.isfinite(number)", "not math.isinf(number)")
+
+
+@bug("EDIT-10")
+def more_frequencies_than_pairs_are_accepted(patch):
+    in_source(patch, "kvref.rope.Rotary.__post_init__", "1 <= len(given) <= most", "1 <= len(given)")
 
 
 @bug("PAGED-17")

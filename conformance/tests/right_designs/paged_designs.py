@@ -407,12 +407,12 @@ class TruncateKeepsOneBlockMore(Paged):
 class RemoveMovesWholeBlocks(Paged):
     """`remove` of whole blocks removes their entries, and moves no token."""
 
-    def remove(self, sequence, start, stop, theta=None, layout="halves"):
+    def remove(self, sequence, start, stop, frequencies=None, layout="halves"):
         self.require(sequence)
         blocks = range(int(start) // self.size, int(stop) // self.size)
         whole = not start % self.size and not stop % self.size and self.first(sequence) <= start <= stop
-        if theta is not None or not whole or stop > min(self.counts[sequence]):
-            super().remove(sequence, start, stop, theta, layout)
+        if frequencies is not None or not whole or stop > min(self.counts[sequence]):
+            super().remove(sequence, start, stop, frequencies, layout)
             return
         table = self.tables[sequence]
         self.unlist(table[blocks.start : blocks.stop])

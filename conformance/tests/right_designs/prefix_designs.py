@@ -109,8 +109,8 @@ class ChainedHashes(Paged):
         super().truncate(sequence, length)
         del self.committed[sequence][int(length) :]
 
-    def remove(self, sequence, start, stop, theta=None, layout="halves"):
-        super().remove(sequence, start, stop, theta, layout)
+    def remove(self, sequence, start, stop, frequencies=None, layout="halves"):
+        super().remove(sequence, start, stop, frequencies, layout)
         if stop > start:
             del self.committed[sequence][int(start) :]
 

@@ -33,14 +33,14 @@ def require_float32(*arrays):
             raise DTYPE("float64 would be rounded twice")
 
 
-def rotated(keys, by, theta, layout):
-    """Keys [n, heads, dim], rotated by a number of positions in float64."""
-    half = keys.shape[-1] // 2
-    angles = by * float(theta) ** (-2.0 * np.arange(half) / keys.shape[-1])
-    cos, sin, keys = np.cos(angles), np.sin(angles), keys.astype(np.float64)
-    a, b = (keys[..., 0::2], keys[..., 1::2]) if layout == "pairs" else (keys[..., :half], keys[..., half:])
-    new = a * cos - b * sin, b * cos + a * sin
-    return np.stack(new, -1).reshape(keys.shape) if layout == "pairs" else np.concatenate(new, -1)
+def rotated(keys, by, frequencies, layout):
+    """Keys [n, heads, dim], rotated by a number of positions in float64, by complex multiplication."""
+    count, keys = len(frequencies), keys.astype(np.float64)
+    first = np.arange(count) * 2 if layout == "pairs" else np.arange(count)
+    second = first + (1 if layout == "pairs" else count)
+    turned = (keys[..., first] + 1j * keys[..., second]) * np.exp(1j * by * np.array(frequencies))
+    keys[..., first], keys[..., second] = turned.real, turned.imag
+    return keys
 
 
 class Paged:
@@ -141,20 +141,20 @@ class Paged:
             self.unlist([entry])
             self.tables[sequence][number] = [RELEASED] * self.layers
 
-    def remove(self, sequence, start, stop, theta=None, layout="halves"):
+    def remove(self, sequence, start, stop, frequencies=None, layout="halves"):
         self.require(sequence)
         require_range(POSITION, stop, min(self.counts[sequence]) + 1)
         require_range(POSITION, start, stop + 1)
         start, stop = int(start), int(stop)
         require_range(POSITION, start - self.first(sequence), stop + 1)
-        if theta is not None and (not 0 < theta < np.inf or self.row[1] % 2):
-            raise CONFIG(f"theta: {theta}")
+        if frequencies is not None and not (0 < len(frequencies) <= self.row[1] // 2 and np.isfinite(frequencies).all()):
+            raise CONFIG(f"frequencies: {frequencies}")
         if start == stop:
             return
         moved = [self.at(sequence, layer, range(stop, n)) for layer, n in enumerate(self.counts[sequence])]
-        if theta is not None:
+        if frequencies is not None:
             with np.errstate(over="ignore"):
-                moved = [(rotated(keys, start - stop, theta, layout).astype(self.stored), values) for keys, values in moved]
+                moved = [(rotated(keys, start - stop, frequencies, layout).astype(self.stored), values) for keys, values in moved]
             if any(np.isinf(keys).any() for keys, _ in moved):
                 raise NON_FINITE("a rotated key is too large")
         with self.undo():

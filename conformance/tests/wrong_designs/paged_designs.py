@@ -77,18 +77,18 @@ def fork_forgets_what_was_released(patch: pytest.MonkeyPatch) -> None:
 def _two_removals() -> Any:
     cache = paged(head_dim=2)
     sequence = written(cache, 1, 2, 3, 4, 5)
-    cache.remove(sequence, 0, 1, theta=100.0)
-    cache.remove(sequence, 0, 2, theta=100.0)
+    cache.remove(sequence, 0, 1, frequencies=[1.0])
+    cache.remove(sequence, 0, 2, frequencies=[1.0])
     return keys(cache, sequence)
 
 
 @design("paged", "EDIT-10", _two_removals)
 def remove_reuses_the_first_rotation(patch: pytest.MonkeyPatch) -> None:
-    """Cosines and sines are cached per theta and layout, and not per distance: a later removal of another length is wrong."""
+    """Cosines and sines are cached per frequencies and layout, not per distance: a removal of another length is wrong."""
 
     @around(patch, PagedCache, "_rotate_keys")
     def rotate(original: Any, self: Any, rotary: Any, by: int, slots: Any) -> Any:
-        by = self.__dict__.setdefault("_distances", {}).setdefault((rotary.theta, rotary.layout), by)
+        by = self.__dict__.setdefault("_distances", {}).setdefault((rotary.frequencies, rotary.layout), by)
         return original(self, rotary, by, slots)
 
 
@@ -321,7 +321,7 @@ def _rotate_int8() -> Any:
     sequence = cache.create()
     new = np.array([[[0.0, 0.0]], [[3.0, 1.0]]], np.float32)
     cache.write(sequence, 0, 0, new, new)
-    cache.remove(sequence, 0, 1, theta=100.0)
+    cache.remove(sequence, 0, 1, frequencies=[1.0])
     return cache.gather(sequence, 0)[0]
 
 

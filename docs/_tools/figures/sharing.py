@@ -5,7 +5,7 @@ import numpy as np
 
 from kvref import PagedCache, PagedConfig, PrefixCache
 from kvref.attention import attention
-from kvref.rope import Rotary
+from kvref.rope import Rotary, rotary_frequencies
 
 ONE = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1}
 SHARED, ALONE = "#2f7fd1", "#b3261e"
@@ -39,7 +39,7 @@ LENGTH, WIDTH = 256, 64
 
 def draw_removal_errors() -> plt.Figure:
     """Error of attention after tokens were removed from the middle: mean of |out - never| / |never| over the queries."""
-    rng, rotary = np.random.default_rng(4), Rotary(WIDTH)
+    rng, rotary = np.random.default_rng(4), Rotary(WIDTH, rotary_frequencies(WIDTH))
     plain, values = rng.normal(size=(2, LENGTH, 1, WIDTH)).astype(np.float32)
     wanted = plain[rng.integers(0, 64, size=100)] + 0.5 * rng.normal(size=(100, 1, WIDTH)).astype(np.float32)
 
@@ -56,7 +56,7 @@ def draw_removal_errors() -> plt.Figure:
             cache = PagedCache(PagedConfig(num_blocks=16, **ONE | {"head_dim": WIDTH}))
             sequence = cache.create()
             cache.write(sequence, 0, 0, rotate(plain), values)
-            cache.remove(sequence, start, stop, **({"theta": rotary.theta} if "back" in name else {}))
+            cache.remove(sequence, start, stop, **({"frequencies": rotary.frequencies} if "back" in name else {}))
             out = np.asarray(cache.attend(sequence, 0, query), np.float64)
             measured.append(float((np.linalg.norm(out - never, axis=-1) / np.linalg.norm(never, axis=-1)).mean()))
     figure, axes = plt.subplots(figsize=(7, 3.4))

@@ -80,7 +80,7 @@ def record_truncation(trace: TraceRecorder) -> None:
     trace.note(
         "A is too long: tokens 1 and 2 are removed. Later tokens move up, and their keys are rotated back by two (EDIT-10)."
     )
-    cache.remove(a, 1, 3, theta=10_000.0)
+    cache.remove(a, 1, 3, frequencies=[1.0])
     cache.block_table(a, 0)
     trace.note("Each key is rotated by its new position: token 1 by one radian, token 2 by two. B is unchanged.")
     cache.gather(a, 0)

@@ -1,7 +1,7 @@
 """Checks of EDIT for the paged cache (`truncate` and `remove`), and of WIN-09 (`release_before`)."""
 
 from contextlib import suppress
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from kvref_conformance.families.paged.fixture import (
 )
 from kvref_conformance.oracle.expectations import exact_reads
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.oracle.rotary import expected_rotation, rotated_keys
+from kvref_conformance.oracle.rotary import expected_rotation, full_frequencies, rotated_keys
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
@@ -212,39 +212,66 @@ def remove_without_room_for_copies_changes_nothing(subject: Subject) -> None:
 
 
 @check("EDIT-10bcg", "paged")
-def remove_with_theta_rotates_the_keys_that_move(subject: Subject) -> None:
-    size = subject.size("block_size", 3)
+def remove_with_frequencies_rotates_the_keys_that_move(subject: Subject) -> None:
+    size, dim = subject.size("block_size", 3), subject.size("head_dim", 6)
+    need_pairs(dim)
     for dtype in subject.formats("float32", "float16", "bfloat16"):
         for layout, theta, start, stop in (
             ("halves", 10_000.0, 1, 2), ("pairs", 10_000.0, 1, size + 1), ("halves", 500_000.0, size, 2 * size),
             ("pairs", 2.5, 0, 1),
         ):  # fmt: skip
-            remove_with_rotation(subject, dtype, layout, theta, range(start, stop))
+            remove_with_rotation(subject, dtype, layout, full_frequencies(dim, theta), range(start, stop))
+
+
+@check("EDIT-10b", "paged")
+def remove_with_frequencies_of_some_pairs_rotates_no_other_number(subject: Subject) -> None:
+    """As in a partial rotary embedding, whose layout is that of the rotated numbers."""
+    dim = subject.size("head_dim", 7)
+    need_pairs(dim)
+    for pairs, layout in product(dict.fromkeys((1, max(1, dim // 2 - 1), dim // 2)), ("halves", "pairs")):
+        remove_with_rotation(subject, subject.dtype, layout, full_frequencies(2 * pairs, 30.0), range(1, 2), dim=dim)
+
+
+@check("EDIT-10b", "paged")
+def remove_uses_each_frequency_as_given(subject: Subject) -> None:
+    """Frequencies that are no powers of one base, as in Llama 3.1 and YaRN: some are lowered by a factor, one is 0."""
+    dim = subject.size("head_dim", 6)
+    need_pairs(dim)
+    lowered = [frequency / factor for frequency, factor in zip(full_frequencies(dim), cycle((1, 8, 32)), strict=False)]
+    for frequencies in (lowered, [0.0] * (dim // 2), [1.5, *lowered[1:]][::-1]):
+        remove_with_rotation(subject, subject.dtype, "halves", frequencies, range(1, 4))
 
 
 @check("EDIT-10c", "paged")
 def truncate_directly_after_remove_leaves_rotated_keys(subject: Subject) -> None:
     dtype = subject.formats("float32", "float16", "bfloat16")[0]
-    remove_with_rotation(subject, dtype, "halves", 10_000.0, range(1), num_truncated=1)
+    dim = subject.size("head_dim", 6)
+    need_pairs(dim)
+    remove_with_rotation(subject, dtype, "halves", full_frequencies(dim), range(1), num_truncated=1)
 
 
-def remove_with_rotation(subject: Subject, dtype: str, layout: str, theta: float, gap: range, num_truncated: int = 0) -> None:
-    """Removes tokens with theta from a fork, and forks it: keys that moved are rotated in every layer, all others are unchanged.
+def need_pairs(dim: int) -> None:
+    if dim < 2:
+        raise NotOffered(f"two numbers per head, where its limits say {dim}")
+
+
+def remove_with_rotation(
+    subject: Subject, dtype: str, layout: str, frequencies: list[float], gap: range, num_truncated: int = 0, dim: int = 6
+) -> None:
+    """Removes tokens with frequencies from a fork, and forks it: in every layer keys that moved are rotated, others unchanged.
 
     num_truncated: the number of tokens that are truncated after the removal.
     The bound of a number is that of `kvref.rope`, 3 * 2^-24 times the length of its pair, plus the rounding to the dtype.
     """
     subject.require_size(sequences=3)
-    cache = with_room(subject, 18, dtype=dtype, head_dim=6)
+    cache = with_room(subject, 18, dtype=dtype, head_dim=dim)
     heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
-    if dim % 2:
-        raise NotOffered(f"an even head_dim, where its limits say {dim}")
     parent, layers, before = cache.create(), range(cache.config["num_layers"]), []
     for layer in layers:
         cache.write(parent, layer, 0, *random_pair(subject, 2 * size + 2, heads, dim))
         before.append([np.asarray(part, np.float32) for part in cache.gather(parent, layer)])
     child, left = cache.fork(parent), 2 * size + 2 - num_truncated
-    cache.remove(child, gap.start, gap.stop, theta, layout)
+    cache.remove(child, gap.start, gap.stop, frequencies, layout)
     if num_truncated:
         cache.truncate(child, left - len(gap))
     for sequence in (child, cache.fork(child)):
@@ -253,33 +280,35 @@ def remove_with_rotation(subject: Subject, dtype: str, layout: str, theta: float
             got_keys, got_values = cache.gather(sequence, layer)
             assert_same(got_values, np.delete(values, gap, axis=0), f"values of layer {layer} after remove")
             assert_same(got_keys[: gap.start], keys[: gap.start], f"keys of layer {layer} before the removed tokens")
-            want, length = rotated_keys(keys[gap.stop :], -len(gap), theta, layout)
+            want, length = rotated_keys(keys[gap.stop :], -len(gap), frequencies, layout)
             bound = 3.01 * 2.0**-24 * length
             bound += UNIT[dtype] * (abs(want) + bound) + LEAST[dtype]
-            moved = f"moved keys of layer {layer} with layout {layout} and theta {theta}, in {dtype}"
+            bound[..., 2 * len(frequencies) :] = 0
+            moved = f"moved keys of layer {layer} with layout {layout} and {len(frequencies)} frequencies, in {dtype}"
             assert_within(got_keys[gap.start :], want, bound, moved)
     for layer, (keys, _) in zip(layers, before, strict=True):
         assert_same(cache.gather(parent, layer)[0], keys, f"keys of the parent in layer {layer} after remove from its fork")
 
 
 @check("EDIT-10bc", "paged")
-def remove_again_with_theta_adds_the_rotations(subject: Subject) -> None:
+def remove_again_with_frequencies_adds_the_rotations(subject: Subject) -> None:
     """Nothing, a read or a fork is between the calls. A cache that rotates later has to add the rotations."""
-    dtype, theta = subject.formats("float32", "float16", "bfloat16")[0], 10_000.0
+    dtype = subject.formats("float32", "float16", "bfloat16")[0]
     for count, between in product((2, 3), ("nothing", "read", "fork")):
         cache = with_room(subject, 12, dtype=dtype, head_dim=6)
         heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
-        if dim % 2:
-            raise NotOffered(f"an even head_dim, where its limits say {dim}")
+        need_pairs(dim)
+        frequencies = full_frequencies(dim)
         sequence, layers, contents = cache.create(), range(cache.config["num_layers"]), []
         for layer in layers:
             cache.write(sequence, layer, 0, *random_pair(subject, 3 * size + 2, heads, dim))
             contents.append([exact_reads(np.asarray(part, np.float32)) for part in cache.gather(sequence, layer)])
         for start, stop in ((size, size + 2), (0, 1), (1, size + 1))[:count]:
-            cache.remove(sequence, start, stop, theta, "halves")
+            cache.remove(sequence, start, stop, frequencies, "halves")
             for layer in layers:
                 (keys, values), gone = contents[layer], range(start, stop)
-                moved = expected_rotation(ExpectedReads(*(part[stop:] for part in keys)), start - stop, theta, "halves", dtype)
+                later = ExpectedReads(*(part[stop:] for part in keys))
+                moved = expected_rotation(later, start - stop, frequencies, "halves", dtype)
                 keys = ExpectedReads(*(np.concatenate([part[:start], new]) for part, new in zip(keys, moved, strict=True)))
                 contents[layer] = [keys, exact_reads(np.delete(values.values, gone, axis=0))]
                 if between == "read":
@@ -294,17 +323,18 @@ def remove_again_with_theta_adds_the_rotations(subject: Subject) -> None:
 
 
 @check("EDIT-10e", "paged")
-def remove_with_an_invalid_theta_raises(subject: Subject) -> None:
+def remove_with_invalid_frequencies_raises(subject: Subject) -> None:
     cache = with_room(subject, 12, head_dim=6)
     sequence, layers = cache.create(), range(cache.config["num_layers"])
     keys, values = random_pair(subject, 2, cache.config["num_kv_heads"], cache.config["head_dim"])
     for layer in layers:
         cache.write(sequence, layer, 0, keys, values)
-    for theta in (0.0, -1.0, *(() if subject.by_value else (float("nan"),))):
+    too_many = [1.0] * (cache.config["head_dim"] // 2 + 1)
+    for frequencies in (too_many, [], *(() if subject.by_value else ([float("nan")], [float("inf")]))):
         with raises("ConfigError"):
-            cache.remove(sequence, 0, 1, theta)
-    assert_equal(cache.length(sequence, 0), 2, "length after remove with an invalid theta")
-    assert_same(cache.gather(sequence, 0)[0], np.asarray(keys, np.float32), "keys after remove with an invalid theta")
+            cache.remove(sequence, 0, 1, frequencies)
+    assert_equal(cache.length(sequence, 0), 2, "length after remove with invalid frequencies")
+    assert_same(cache.gather(sequence, 0)[0], np.asarray(keys, np.float32), "keys after remove with invalid frequencies")
 
 
 # Checks of WIN-09: `release_before` frees blocks before a window and moves no token.

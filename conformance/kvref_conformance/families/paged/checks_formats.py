@@ -28,7 +28,7 @@ from kvref_conformance.oracle.formats import (
 )
 from kvref_conformance.oracle.formats.per_group import is_affine
 from kvref_conformance.oracle.formats.small_floats import MAX
-from kvref_conformance.oracle.rotary import rotated_keys
+from kvref_conformance.oracle.rotary import full_frequencies, rotated_keys
 from kvref_conformance.oracle.token_storage import expected_tokens, restored_slack
 from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, expected_attention, normal_rows, raises
 from kvref_conformance.testlib.fixtures import new_object, random_pair, sample_formats, supported_formats, supports
@@ -245,7 +245,7 @@ def gather_batch_reads_tokens_as_their_format_defines(subject: Subject) -> None:
 
 
 @check("EDIT-10bg", "paged")
-def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None:
+def remove_with_frequencies_quantizes_the_rotated_keys_again(subject: Subject) -> None:
     """Keys that move are rotated in float32, within 4 * 2^-24 times the length of each pair, and quantized again.
 
     Every second token has one large number. Its partner in the pair is in another group, so that the rotation changes scales.
@@ -263,20 +263,21 @@ def remove_with_theta_quantizes_the_rotated_keys_again(subject: Subject) -> None
             cache.write(parent, layer, 0, keys, values)
         before = [[np.asarray(part, np.float32) for part in cache.gather(parent, layer)] for layer in layers]
         child = cache.fork(parent)
-        cache.remove(child, 1, 3, 10_000.0)
+        frequencies = full_frequencies(dim)
+        cache.remove(child, 1, 3, frequencies)
         for layer, (keys, values) in zip(layers, before, strict=True):
             got_keys, got_values = cache.gather(child, layer)
             what = f"layer {layer} after remove, in {name}"
             assert_same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
             assert_same(got_keys[:1], keys[:1], f"keys before the removed tokens, of {what}")
-            want, length = rotated_keys(keys[3:], -2, 10_000.0, "halves")
+            want, length = rotated_keys(keys[3:], -2, frequencies, "halves")
             off = restored_slack(want, 4.01 * 2.0**-24 * length, name, cache.config.get("key_scale"), subject.level)
             assert_within(got_keys[1:], want, off, f"moved keys of {what}")
             assert_same(cache.gather(parent, layer)[0], keys, f"keys of the parent, of {what}")
 
 
 @check("EDIT-10f", "paged")
-def remove_with_theta_raises_if_a_format_cannot_store_the_keys(subject: Subject) -> None:
+def remove_with_frequencies_raises_if_a_format_cannot_store_the_keys(subject: Subject) -> None:
     """Rotation makes a number of a pair 1.38 times as large, which is beyond float32, or beyond the cache's own dtype."""
     subject.require_size(sequences=1)
     for name in formats_of_kinds(subject, (*PLAIN_FORMATS, *SYMMETRIC_FORMATS, *AFFINE_FORMATS)):
@@ -291,7 +292,7 @@ def remove_with_theta_raises_if_a_format_cannot_store_the_keys(subject: Subject)
             cache.write(sequence, layer, 0, rows, rows)
         before = [[np.asarray(part, np.float32) for part in cache.gather(sequence, layer)] for layer in layers_of(cache)]
         with raises("NonFinite"):
-            cache.remove(sequence, 0, 1, 10_000.0)
+            cache.remove(sequence, 0, 1, full_frequencies(dim))
         for layer, pair in zip(layers_of(cache), before, strict=True):
             for what, got, want in zip(("keys", "values"), cache.gather(sequence, layer), pair, strict=True):
                 assert_same(got, want, f"{what} of layer {layer} after a rejected remove, in {name}")

@@ -163,25 +163,27 @@ class Paged(TableModel, SerializableModel):
 
         return Expectation("WIN-09", self.on_success("released", change))
 
-    def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expectation:
+    def remove(self, sequence: Any, start: Any, stop: Any, frequencies: Any = None, layout: Any = "halves") -> Expectation:
         shortest = self._shortest(sequence)
         wrong = self._unknown(sequence) + range_errors(stop, shortest + 1, "PositionOutOfRange", "EDIT-10")
         wrong += range_errors(start, 1 + (shortest if wrong else stop), "PositionOutOfRange", "EDIT-10")
-        if theta is not None and not 0 < theta < np.inf:
+        if frequencies is not None and not (
+            1 <= len(frequencies) <= self.row[1] // 2 and np.isfinite(np.array(frequencies, np.float64)).all()
+        ):
             wrong.append(("ConfigError", "EDIT-10"))
         if wrong:
             return self.expect_error(wrong)
-        if theta is not None and (self.dtype not in PLAIN_FORMATS or self.row[1] % 2):
-            raise ValueError("remove with theta is modeled for an even head_dim and plain dtypes; checks judge the others")
+        if frequencies is not None and self.dtype not in PLAIN_FORMATS:
+            raise ValueError("remove with frequencies is modeled for plain dtypes; checks judge the others")
         if start < (first := self.first_position(sequence)):
             raise ValueError("remove at a released position is not modeled, because it may raise or not")
         layers = [layer.tokens for layer in self.sequences[sequence]]
         lengths, gap = list(map(len, layers)), range(start, stop)
-        rotates = theta is not None and bool(gap)
+        rotates = frequencies is not None and bool(gap)
         found = outcome(self.ways, self.total, lambda held: removing(held, sequence, lengths, gap, self.size, rotates))
         moved = [tokens[stop:] for tokens in layers]
         if rotates:
-            moved = [[self._rotated(token, -len(gap), theta, layout) for token in tokens] for tokens in moved]
+            moved = [[self._rotated(token, -len(gap), frequencies, layout) for token in tokens] for tokens in moved]
         keys = [key for each in moved for key, _ in each]
         infinite = rotates and any(np.isinf(key.values).any() for key in keys)
 
@@ -202,8 +204,8 @@ class Paged(TableModel, SerializableModel):
             return AcceptedOrError("EDIT-10", then, kinds=tuple(kinds), on_error=refused)
         return Expectation("EDIT-10", then)
 
-    def _rotated(self, token: Token, by: int, theta: Any, layout: Any) -> Token:
-        return expected_rotation(token[0], by, theta, layout, self.dtype), token[1]
+    def _rotated(self, token: Token, by: int, frequencies: Any, layout: Any) -> Token:
+        return expected_rotation(token[0], by, frequencies, layout, self.dtype), token[1]
 
     def shape(self) -> Any:
         return self.layers, self.row, self.dtype, self.scales

@@ -23,6 +23,7 @@ from kvref_conformance.fuzz.base_machine import (
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import NOTES, ModelCall, register_error_states, state
 from kvref_conformance.oracle.formats import PLAIN_FORMATS, SCALED_FORMATS, group_of
+from kvref_conformance.oracle.rotary import full_frequencies
 from kvref_conformance.testlib.fixtures import supports
 
 GONE = 8  # the index of a dropped sequence
@@ -33,7 +34,8 @@ BATCH = st.sampled_from((
 POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST_INDEX), ()))
 NOWHERE = 9  # a write at an invalid position
 BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # number of tokens between the start of a write and the end
-ROTATIONS: tuple[dict[str, Any], ...] = ({"theta": 100.0}, {"theta": 10_000.0, "layout": "pairs"}, {"theta": 2.5})
+# base, layout, and the divisor of the number of pairs that are rotated: with 2 the embedding is partial
+ROTATIONS = (100.0, "halves", 1), (10_000.0, "pairs", 1), (2.5, "halves", 2), (2.5, "pairs", 2)
 ROTATING = st.sampled_from((*("remove and rotate",) * 4, "fork", "truncate", "append_step", "write"))  # with no read between
 DTYPE = st.sampled_from(("float32", "float16", "bfloat16", "int8", "float32", "q4", "float32", "int8_g32_float32"))
 
@@ -153,12 +155,15 @@ class PagedStateMachine(FamilyStateMachine):
 
     @property
     def rotates(self) -> bool:
-        """Whether the model covers `remove` with theta: not in a format with scales."""
-        return self.model.dtype in PLAIN_FORMATS and self.shape[1] % 2 == 0
+        """Whether the model covers `remove` with frequencies: not in a format with scales."""
+        return self.model.dtype in PLAIN_FORMATS and self.shape[1] > 1
 
     def rotation(self, number: int) -> dict[str, Any]:
         """Returns arguments of `remove` that rotate keys, if the model covers them."""
-        return ROTATIONS[number % len(ROTATIONS)] if self.rotates else {}
+        theta, layout, share = ROTATIONS[number % len(ROTATIONS)]
+        pairs = self.shape[1] // 2
+        frequencies = full_frequencies(self.shape[1], theta)[: max(1, pairs // share)]
+        return {"frequencies": frequencies, "layout": layout} if self.rotates else {}
 
     def remove_in_a_row(self, number: int, **rotation: Any) -> None:
         shortest = self.shortest(self.edited)

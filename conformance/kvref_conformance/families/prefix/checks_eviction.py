@@ -399,17 +399,17 @@ def truncate_and_remove_keep_cached_blocks(subject: Subject) -> None:
     need_declared_order(subject)
     subject.require_size(sequences=2)
     provided = 0
-    for name in ("write", "append", "append_step", "remove", "remove with theta"):  # the first three after truncate
-        served = PrefixFixture(subject, head_dim=6 if name == "remove with theta" else 5)
+    for name in ("write", "append", "append_step", "remove", "remove with frequencies"):  # the first three after truncate
+        served = PrefixFixture(subject, head_dim=6 if name == "remove with frequencies" else 5)
         tokens, size, cache = blocks(served, 1, 2, 3), served.size, served.cache
         sequence = served.serve(tokens)
         with suppress(NotOffered):
             if name == "remove":
                 cache.remove(sequence, 1, size + 1)
-            elif name == "remove with theta":
-                if cache.config["head_dim"] % 2 or cache.config["dtype"] not in PLAIN_FORMATS:
+            elif name == "remove with frequencies":
+                if cache.config["head_dim"] < 2 or cache.config["dtype"] not in PLAIN_FORMATS:
                     raise NotOffered("keys that the model rotates")
-                cache.remove(sequence, 1, size + 1, 100.0)
+                cache.remove(sequence, 1, size + 1, [1.0])
             else:
                 cache.truncate(sequence, size + 1)
                 rows = [random_pair(subject, 2 if name == "write" else 1) for _ in served.layers]

@@ -259,8 +259,8 @@ class Prefix(Paged):
 
         return self._then(super().release_before(sequence, position), change)
 
-    def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expectation:
-        expected = super().remove(sequence, start, stop, theta, layout)
+    def remove(self, sequence: Any, start: Any, stop: Any, frequencies: Any = None, layout: Any = "halves") -> Expectation:
+        expected = super().remove(sequence, start, stop, frequencies, layout)
         return self._then(expected, lambda ok: self._cut(sequence, start if start < stop else MOST_TOKEN))
 
     def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expectation:
