@@ -125,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--real", action="store_true", help="include the larger checks of LAW-18 (a minute)")
     check.add_argument("--json", metavar="FILE", help="file to write the results to, as JSON")
     check.add_argument("--junit", metavar="FILE", help="file to write the results to, as JUnit XML")
+    check.add_argument(
+        "--since", metavar="OLD", help="results of an earlier run (--json): the clauses that failed then are expected to fail"
+    )
     check.add_argument("--xfails", metavar="FILE", help="file of the clauses that are expected to fail, one per line")
     check.add_argument("--all", action="store_true", help="print every failure in full, not one per probable cause")
     check.add_argument("--update-xfails", action="store_true", help="write the clauses that fail now to the file of --xfails")
@@ -207,6 +210,9 @@ def _parser() -> argparse.ArgumentParser:
         help="results, and a name for the report; with --script: the implementation",
     )
     report.add_argument("-o", "--output", metavar="DIR", help="folder to write the report to: new, empty, or an older report")
+    report.add_argument(
+        "--annotations", action="store_true", help="print each probable cause as an annotation for GitHub Actions, at its line"
+    )
     report.add_argument("--since", metavar="OLD", help="older results to compare with: a file, or a folder of files")
     report.add_argument(
         "--script", metavar="TRACE", help="trace to print as a script of the calls that the adapter makes to the library"

@@ -26,7 +26,7 @@ from kvref_conformance.report.console import (
     print_table,
 )
 from kvref_conformance.report.console_live import LiveReporter
-from kvref_conformance.report.json_file import write_json
+from kvref_conformance.report.json_file import read_json, write_json
 from kvref_conformance.report.junit import add_properties
 from kvref_conformance.results import Result
 from kvref_conformance.runner import expected_failures
@@ -37,12 +37,16 @@ from kvref_conformance.runner.subprocess_runner import make_runner
 from kvref_conformance.runner.verdict import EXIT_STATUS, overall_verdict
 from kvref_conformance.testlib.registry import Check
 
+FAILURES_SINCE = ".kvref/failures-since.txt"
+
 
 def check(options: argparse.Namespace) -> int:
     options.name = selected_name(options) if options.list else required_name(options)
     options.family = [family for each in options.family or [] for family in each.split(",")]
     options.timeout = call_timeout(options, options.name or "")
     _reject_contradictory_options(options)
+    if options.since:
+        options.xfails = _write_failures_since(Path(options.since))
     expected = _expected_failures(options)
     chosen = _select_checks(options)
     console = Console(highlight=False)
@@ -120,8 +124,20 @@ def _reject_contradictory_options(options: argparse.Namespace) -> None:
     if (options.jobs or 1) > 1 and (options.isolate is False or options.stderr):
         beside = "--stderr" if options.stderr else "--no-isolate"
         raise CannotRun(f"--jobs: expected no {beside}: several jobs run in processes of their own")
+    if options.since and options.xfails:
+        raise CannotRun("--since: expected no --xfails: the earlier results say which clauses are expected to fail")
     if options.update_xfails and not options.xfails:
         raise CannotRun("--update-xfails: expected also --xfails FILE, the file to write")
+
+
+def _write_failures_since(results: Path) -> str:
+    """Write the clauses that failed in earlier results to a file of expected failures. Return its path. Raises CannotRun."""
+    require_file("--since", str(results), f"kvref check NAME --json {results} writes it")
+    failed = [each["clause"] for each in read_json(results)["clauses"] if each["verdict"] in ("failed", "xfailed")]
+    path = Path(FAILURES_SINCE)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{clause}  failed in {results}\n" for clause in failed), encoding="utf-8")
+    return str(path)
 
 
 def _expected_failures(options: argparse.Namespace) -> dict[str, str]:

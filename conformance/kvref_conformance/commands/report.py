@@ -1,4 +1,4 @@
-"""`kvref report`: an HTML report of several results, the changes since older results, and a failure as a script."""
+"""`kvref report`: an HTML report of several results, changes since older results, annotations, and a failure as a script."""
 
 import argparse
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from rich.text import Text
 from kvref_conformance.exceptions import CannotRun, NotOffered, require_file
 from kvref_conformance.implementations import is_program
 from kvref_conformance.oracle.model_runner import UnknownObject
+from kvref_conformance.report.annotations import annotations
 from kvref_conformance.report.html import is_report, write_site
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.repro_script import make_script
@@ -23,12 +24,13 @@ MAX_LABEL_LENGTH = 80  # maximum length of a label
 
 def make_report(options: argparse.Namespace) -> int:
     if options.script:
-        if options.output or options.since:
-            raise CannotRun(f"--script: expected no {'--output' if options.output else '--since'}")
+        if other := next((name for name in ("output", "since", "annotations") if getattr(options, name)), None):
+            raise CannotRun(f"--script: expected no --{other}")
         require_file("--script", options.script, "kvref check writes the traces of failures to .kvref/failures")
         return _print_script(Path(options.script), options.results)
-    if not (options.output or options.since):
-        raise CannotRun("expected --output DIR for a report, --since OLD for a list of changes, or --script TRACE for a script")
+    if not (options.output or options.since or options.annotations):
+        ways = "--output DIR for a report, --since OLD for a list of changes, --annotations, or --script TRACE for a script"
+        raise CannotRun(f"expected {ways}")
     if not options.results:
         raise CannotRun("expected RESULTS.json, one or more files that kvref check --json wrote")
     if options.output:
@@ -37,6 +39,8 @@ def make_report(options: argparse.Namespace) -> int:
     if options.since:
         require_file("--since", options.since, f"kvref check NAME --json {options.since} writes it")
         _print_changes(_read_results(_result_files(Path(options.since))), runs)
+    if options.annotations:
+        print("".join(f"{line}\n" for run in runs.values() for line in annotations(run)), end="")
     if options.output:
         page = write_site(Path(options.output), list(runs.values()))
         counted = f"{len(runs)} implementation{'' if len(runs) == 1 else 's'}"
