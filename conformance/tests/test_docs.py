@@ -3,6 +3,7 @@
 import doctest
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -63,14 +64,24 @@ def test_the_rows_quantizer_is_judged_as_the_page_says(tmp_path):
 def test_what_refuses_passes_in_the_steps_for_ci(tmp_path):
     first, refusing, *_ = fenced("test-your-cache.md", "python")
     (known,) = (text for text in fenced("test-your-cache.md", "text") if "# known" in text)
-    (steps,) = fenced("test-your-cache.md", "yaml")
+    github, gitlab, _ = fenced("test-your-cache.md", "yaml")
     (tmp_path / "mycache.py").write_text(refusing + first[first.index("\n\nclass MyCache") :])
     (tmp_path / "known.txt").write_text(known)
-    check, report = re.findall(r"- run: kvref (.*)", steps)
-    done = [kvref(tmp_path, *words.split()) for words in (check, report)]
-    assert [each.returncode for each in done] == [0, 0], done
-    assert (tmp_path / "kvref-report/badges/mycache.svg").exists()
-    assert (tmp_path / "kvref.xml").exists()
+    given = dict(re.findall(r"(implementation|arguments): (.*)", github))
+    values = {
+        "$IMPLEMENTATION": given["implementation"],
+        '${SINCE:+--since "$SINCE"} ': "",
+        "${{ inputs.arguments }}": given["arguments"],
+    }
+    action = (ROOT / "action.yml").read_text(encoding="utf-8")
+    for name, value in values.items():
+        action = action.replace(name, value)
+    commands = re.findall(r"^(?:      run:)? +kvref (.*)", action, re.MULTILINE) + re.findall(r"- kvref (.*)", gitlab)
+    assert len(commands) == 5
+    done = [kvref(tmp_path, *shlex.split(words)) for words in commands]
+    assert [each.returncode for each in done] == [0] * 5, done
+    for file in ("kvref-report/badges/mycache.svg", "kvref.xml", "kvref.json", "kvref-results.xml", "kvref-results.json"):
+        assert (tmp_path / file).exists(), file
 
 
 def test_the_limits_the_page_shows_are_limits():
