@@ -169,6 +169,14 @@ def test_a_second_cause_has_a_line_only_if_both_would_not_fit_on_a_screen():
     assert "PAGED-02 (2 calls) · A title" in said
 
 
+def test_a_long_message_is_cut():
+    result = failed("PAGED-12", 2, ("paged.new", "paged.gather"), kind="unexpected error")
+    (check,) = result["checks"]
+    check["got"] = "RuntimeError: no\n" + "  File\n" * 30
+    said = printed(result)
+    assert said.count("  File\n") == 4 and "    ... 26 more lines, which the trace has\n" in said
+
+
 def test_a_block_that_leaks_is_one_cause_on_one_screen(kvref, tmp_path):
     """It breaks more than ten clauses; the output was longer than two hundred lines."""
     name = "zoo:paged-leaks-a-block"

@@ -26,6 +26,7 @@ WHY_NOT_RUN = {"--slow": "needs gigabytes of memory", "--real": "takes seconds"}
 MAX_NAMED = 3  # clauses or operations that are listed in one line
 MAX_FAILURE_LINES = 32  # of all failures that are printed in full, so that they fit on a screen with the table and the verdict
 LINES_BESIDES_CALLS = 10  # of a failure that is printed in full
+MAX_LINES_OF_A_MESSAGE = 6
 MAX_SHOWN_OTHERS = 6  # further clauses of a cause, or further causes, that have a line of their own
 STYLES = {
     "conformant": "bold green",
@@ -42,7 +43,7 @@ def failure_text(failure: ShownFailure, run_options: RunOptions, found_by: Itera
     """
     shown = failure.check
     lines = [f"{_heading(failure)}   ({run_options.name})", *(f"  {call}" for call in shown["calls"])]
-    lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
+    lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {_clip_lines(shown['got'])}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
     if failure.root_clause != failure.clause:
@@ -53,6 +54,15 @@ def failure_text(failure: ShownFailure, run_options: RunOptions, found_by: Itera
     lines += [f"  replay   kvref replay {shlex.quote(shown['trace'])} {shlex.quote(run_options.name)}"] if shown["trace"] else []
     lines += [f"  again    {run_options.repeat_command(failure.clause)}", f"  read     kvref explain {failure.clause}"]
     return "\n".join(lines)
+
+
+def _clip_lines(text: str) -> str:
+    """The text without its last lines, if it has many: the message of an error may contain a whole traceback."""
+    lines = text.splitlines()
+    if len(lines) <= MAX_LINES_OF_A_MESSAGE:
+        return text
+    left = lines[: MAX_LINES_OF_A_MESSAGE - 1]
+    return "\n".join([*left, f"    ... {len(lines) - len(left)} more lines, which the trace has"])
 
 
 def _heading(failure: ShownFailure) -> str:
