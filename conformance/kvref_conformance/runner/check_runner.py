@@ -41,7 +41,14 @@ from kvref_conformance.traces.format import (
     without_arrays,
 )
 from kvref_conformance.traces.shape import shape_of_exchanges
-from kvref_conformance.traces.shrinking import REPLAY_SECONDS, SHRINK_SECONDS, ReplayResult, replay_requests, shrink_trace
+from kvref_conformance.traces.shrinking import (
+    LONG_REPLAY_SECONDS,
+    LONG_TRACE,
+    SHRINK_SECONDS,
+    ReplayResult,
+    replay_requests,
+    shrink_trace,
+)
 
 T = TypeVar("T")
 MAX_SHOWN_CALLS = 8  # lines of calls that a failure shows
@@ -263,7 +270,8 @@ class CheckRunner:
             nonlocal deaths
             if deaths >= self.max_deaths:
                 return ReplayResult([])
-            result = self.replay(requests, min(REPLAY_SECONDS, until - time.monotonic()))
+            left = until - time.monotonic()
+            result = self.replay(requests, min(LONG_REPLAY_SECONDS, left) if len(requests) > LONG_TRACE else left)
             deaths += isinstance(result.violation, ProcessDeath)
             return result
 

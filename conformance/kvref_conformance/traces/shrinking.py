@@ -36,7 +36,8 @@ from kvref_conformance.traces.portability import require_within_limits
 MAX_SHRINK_CALLS = 6_000  # replayed calls per call trace: about 15 s on an idle machine
 NUMBERS_PER_CALL = 20_000  # as many numbers in arrays take about as long as a call, and count as one
 SHRINK_SECONDS = 60.0  # time limit per call trace, for implementations that need more than 10 ms per call
-REPLAY_SECONDS = 10.0  # time limit per replay: if one takes longer, shrinking would not get far
+LONG_TRACE = 300  # calls
+LONG_REPLAY_SECONDS = 10.0  # time limit per replay of a long call trace: if one takes longer, shrinking would not get far
 SMALL_COUNT = 16  # up to this number of tokens, each number is tried; above, powers of two and their neighbors
 MAX_TRIED_ROWS = 4096  # requests with more numbers than this are not simplified: their values are not readable anyway
 
