@@ -78,7 +78,8 @@ def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
         assert any(", which had ended, instead of" in each.finding for each in figures.wrong)
 
 
-def test_the_kinds_of_requests_beside_every_wrong_answer_are_counted(files):
+def test_the_kinds_of_requests_beside_every_wrong_answer_are_counted(files, monkeypatch):
+    monkeypatch.setattr("kvref_conformance.soak.server_workload.KINDS", {"new": 3, "several": 1})
     figures = soaked(files, "a sampler beside several answers", 3.0)
     assert figures.wrong_requests > 0 and figures.right_requests > 0
     assert figures.beside_wrong["several answers"] == figures.wrong_requests
