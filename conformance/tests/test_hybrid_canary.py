@@ -10,17 +10,28 @@ import numpy as np
 import pytest
 
 from kvref.canary import BLANK, BOS, FIRST_WORD
-from kvref.canary.hybrid import HYBRIDS, WORDS, HybridCanary, HybridOracle, continued_text, laps, prompt_length
+from kvref.canary.hybrid import (
+    ARCHITECTURES,
+    HYBRIDS,
+    WORDS,
+    HybridCanary,
+    HybridOracle,
+    Lookup,
+    continued_text,
+    laps,
+    prompt_length,
+)
 from kvref.canary.hybrid_weights import hybrid_weights
 from kvref.errors import ConfigError
 from kvref_canary.diagnosis.recurrent import StateFault, diagnose_state
-from kvref_canary.files import vocabulary
+from kvref_canary.files import hybrid_gguf, vocabulary
 from kvref_canary.files.huggingface import load, write_folder
 from kvref_canary.files.hybrid import CONFIGS, make_hybrid_files
-from kvref_canary.files.hybrid_gguf import hybrid_gguf_file
 
 DRAFTS = (FIRST_WORD + np.random.default_rng(5).integers(WORDS.words, size=3)).tolist()
-MARGINS = {"lfm2": 60, "mamba2": 50, "falcon-h1": 50, "qwen3.5": 60}  # nats on texts that the canary continues
+# Nats on texts that the canary continues. A decayed matrix has a sixteenth of older words.
+MARGINS = {name: 50 if parts.matrix_bits and not parts.overwrites else 60 for name, parts in ARCHITECTURES.items()}
+ADDS_ONE = ("qwen3.5", "qwen3-next")  # architectures in which a norm's factor is 1 + weight
 
 
 def random_words(count, seed=0):
@@ -36,8 +47,12 @@ class Forward:
     def __init__(self, architecture):
         self.config = CONFIGS[architecture]
         self.weights = {name: tensor.astype(np.float64) for name, tensor in hybrid_weights(architecture).items()}
-        self.run = {"lfm2": self.lfm2, "mamba2": self.mamba2, "falcon-h1": self.falcon_h1, "qwen3.5": self.qwen35}[architecture]
-        self.shift = 1 if architecture == "qwen3.5" else 0  # a norm's factor is 1 + weight
+        self.run = {
+            "lfm2": self.lfm2, "mamba2": self.mamba2, "falcon-h1": self.falcon_h1, "qwen3.5": self.qwen35,
+            "granite-moe-hybrid": self.granite, "bamba": self.bamba, "nemotron-h": self.nemotron_h, "qwen3-next": self.qwen35,
+            "kimi-linear": self.kimi_linear,
+        }[architecture]  # fmt: skip
+        self.shift = 1 if architecture in ADDS_ONE else 0
 
     def linear(self, name, x):
         return x @ self.weights[f"{name}.weight"].T
@@ -51,21 +66,31 @@ class Forward:
         padded = np.concatenate([np.zeros((kernel.shape[1] - 1, x.shape[1])), x])
         return sum(padded[tap : tap + len(x)] * kernel[:, tap] for tap in range(kernel.shape[1]))
 
-    def attention(self, name, x, dim, out, norms=None, gated=False):
+    def attention(self, name, x, dim, out, norms=None, gated=False, rotates=True):
         query = self.linear(f"{name}.q_proj", x).reshape(len(x), 4, -1)
         query, gate = (query[..., :dim], query[..., dim:]) if gated else (query, None)
         key, value = (self.linear(f"{name}.{each}_proj", x).reshape(len(x), 2, dim) for each in "kv")
         if norms:
             query, key = self.norm(f"{name}.{norms[0]}", query), self.norm(f"{name}.{norms[1]}", key)
         angle = np.arange(len(x))[:, None, None] * 10_000.0 ** (-np.arange(32) / 32)
-        query, key = (self.rotate(part, angle) for part in (query, key))
-        key, value = (np.repeat(part, 2, axis=1) for part in (key, value))
-        scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(dim)
-        scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        read = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), value)
+        query, key = (self.rotate(part, angle) if rotates else part for part in (query, key))
+        read = self.attend(query, *(np.repeat(part, 2, axis=1) for part in (key, value)))
         read = read if gate is None else read / (1 + np.exp(-gate))
         return self.linear(f"{name}.{out}", read.reshape(len(x), -1))
+
+    def latent_attention(self, name, x):
+        """Half of the numbers of a query and a key have no latent."""
+        query = self.linear(f"{name}.q_proj", x).reshape(len(x), 4, 128)
+        latent, shared = np.split(self.linear(f"{name}.kv_a_proj_with_mqa", x), 2, axis=-1)
+        expanded = self.linear(f"{name}.kv_b_proj", self.norm(f"{name}.kv_a_layernorm", latent)).reshape(len(x), 4, 128)
+        key = np.concatenate([expanded[..., :64], np.repeat(shared[:, None], 4, axis=1)], axis=-1)
+        return self.linear(f"{name}.o_proj", self.attend(query, key, expanded[..., 64:]).reshape(len(x), -1))
+
+    def attend(self, query, key, value):
+        scores = np.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+        scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), value)
 
     def rotate(self, x, angle):
         first, second, rest = x[..., :32], x[..., 32:64], x[..., 64:]
@@ -83,24 +108,46 @@ class Forward:
         for at in range(len(x)):
             new = values[at].reshape(heads, 64, 1) * write[at]
             state = decay[at][:, None, None] * state + step[at][:, None, None] * new
-            out.append((state @ read[at]).reshape(-1))
+            skipped = self.weights[f"{name}.D"][:, None] * values[at].reshape(heads, 64)
+            out.append((state @ read[at] + skipped).reshape(-1))
         return self.linear(f"{name}.out_proj", self.norm(f"{name}.norm", np.array(out) * silu(z)))
 
     def delta_rule(self, name, x):
-        query, key, value = np.split(silu(self.convolution(f"{name}.conv1d", self.linear(f"{name}.in_proj_qkv", x))), 3, axis=-1)
-        query, key, value = (part.reshape(len(x), 2, 128) for part in (query, key, value))
+        if f"{name}.in_proj_qkvz.weight" in self.weights:  # of Qwen3-Next: the projections of each key head together
+            mixed = self.linear(f"{name}.in_proj_qkvz", x).reshape(len(x), 2, 512)
+            *parts, z = np.split(mixed, 4, axis=-1)
+            mixed, z = np.concatenate([part.reshape(len(x), -1) for part in parts], axis=-1), z.reshape(len(x), -1)
+            strength, step = np.moveaxis(self.linear(f"{name}.in_proj_ba", x).reshape(len(x), 2, 2), 2, 0)
+        else:
+            mixed, z, strength, step = (self.linear(f"{name}.in_proj_{each}", x) for each in ("qkv", "z", "b", "a"))
+        query, key, value = np.split(silu(self.convolution(f"{name}.conv1d", mixed)), 3, axis=-1)
+        step = np.log1p(np.exp(step + self.weights[f"{name}.dt_bias"]))
+        decay = np.exp(-np.exp(self.weights[f"{name}.A_log"]) * step)[..., None]
+        out = self.write_and_read(query, key, value, strength, decay)
+        gated = self.norm(f"{name}.norm", out, 0) * silu(z.reshape(len(x), 2, 128))
+        return self.linear(f"{name}.out_proj", gated.reshape(len(x), -1))
+
+    def kimi_delta(self, name, x):
+        """Each channel of a key has a decay."""
+        parts = [silu(self.convolution(f"{name}.{each}_conv1d", self.linear(f"{name}.{each}_proj", x))) for each in "qkv"]
+        step = self.linear(f"{name}.f_b_proj", self.linear(f"{name}.f_a_proj", x)) + self.weights[f"{name}.dt_bias"]
+        step = np.log1p(np.exp(step)).reshape(len(x), 2, 128)
+        decay = np.exp(-np.exp(self.weights[f"{name}.A_log"][0]) * step)
+        out = self.norm(f"{name}.o_norm", self.write_and_read(*parts, self.linear(f"{name}.b_proj", x), decay))
+        gate = self.linear(f"{name}.g_b_proj", self.linear(f"{name}.g_a_proj", x)).reshape(len(x), 2, 128)
+        return self.linear(f"{name}.o_proj", (out / (1 + np.exp(-gate))).reshape(len(x), -1))
+
+    def write_and_read(self, query, key, value, strength, decay):
+        query, key, value = (part.reshape(len(part), 2, 128) for part in (query, key, value))
         query, key = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (query, key))
-        beta = 1 / (1 + np.exp(-self.linear(f"{name}.in_proj_b", x)))
-        step = np.log1p(np.exp(self.linear(f"{name}.in_proj_a", x) + self.weights[f"{name}.dt_bias"]))
-        decay = np.exp(-np.exp(self.weights[f"{name}.A_log"]) * step)
+        beta = 1 / (1 + np.exp(-strength))
         state, out = np.zeros((2, 128, 128)), []
-        for at in range(len(x)):
-            state = state * decay[at][:, None, None]
+        for at in range(len(query)):
+            state = state * decay[at][:, :, None]
             there = np.einsum("hk,hkv->hv", key[at], state)
             state = state + np.einsum("hk,hv->hkv", key[at], beta[at][:, None] * (value[at] - there))
             out.append(np.einsum("hk,hkv->hv", query[at], state) / math.sqrt(128))
-        gated = self.norm(f"{name}.norm", np.array(out), 0) * silu(self.linear(f"{name}.in_proj_z", x).reshape(len(x), 2, 128))
-        return self.linear(f"{name}.out_proj", gated.reshape(len(x), -1))
+        return np.array(out)
 
     def lfm2(self, x):
         for layer in range(3):
@@ -129,6 +176,32 @@ class Forward:
         x = x + self.delta_rule(f"{first}.linear_attn", self.norm(f"{first}.input_layernorm", x))
         normed = self.norm(f"{second}.input_layernorm", x)
         x = x + self.attention(f"{second}.self_attn", normed, 256, "o_proj", ("q_norm", "k_norm"), gated=True)
+        return self.norm("model.norm", x)
+
+    def granite(self, x):
+        first, second = "model.layers.0", "model.layers.1"
+        x = x + self.mamba(f"{first}.mamba", self.norm(f"{first}.input_layernorm", x), 8)
+        x = x + self.attention(f"{second}.self_attn", self.norm(f"{second}.input_layernorm", x), 64, "o_proj")
+        return self.norm("model.norm", x)
+
+    def bamba(self, x):
+        first, second = "model.layers.0", "model.layers.1"
+        x = x + self.mamba(f"{first}.mamba", self.norm(f"{first}.input_layernorm", x), 8)
+        x = x + self.attention(f"{second}.self_attn", self.norm(f"{second}.input_layernorm", x), 128, "o_proj")
+        return self.norm("model.final_layernorm", x)
+
+    def nemotron_h(self, x):
+        for layer in range(3):
+            name = f"backbone.layers.{layer}"
+            normed = self.norm(f"{name}.norm", x)
+            attended = self.attention(f"{name}.mixer", normed, 64, "o_proj", rotates=False) if layer == 1 else None
+            x = x + (self.mamba(f"{name}.mixer", normed, 4) if attended is None else attended)
+        return self.norm("backbone.norm_f", x)
+
+    def kimi_linear(self, x):
+        for layer, mix in enumerate((self.kimi_delta, self.latent_attention, self.kimi_delta)):
+            name = f"model.layers.{layer}"
+            x = x + mix(f"{name}.self_attn", self.norm(f"{name}.input_layernorm", x))
         return self.norm("model.norm", x)
 
     def logits(self, tokens):
@@ -165,6 +238,18 @@ def test_the_oracle_predicts_random_words_or_is_unsure(architecture, seed):
     assert len(sure) > 90 and BLANK in said
     assert [said[at] for at in sure] == logits.argmax(-1)[sure].tolist()
     assert margins(logits)[sure].min() > 6
+
+
+def test_attention_without_positions_reads_the_best_match():
+    """A special token compares only the values, of which its own has no bits and the largest score."""
+    attention, nothing = Lookup(), tuple(WORDS.digits(BOS))
+    words = [(3, 0), (5, 0), (3, 1), (6, 1), (3, 2), (4, 1)]
+    read = [attention.push(before, word) for before, word in zip([nothing, *words], [*words, nothing], strict=True)]
+    assert read[2] == (5, -1)  # after (3, 0)
+    assert read[3] is None  # in place of (6, 0), after (3, 0) and after (5, 0): equal scores
+    assert read[4] == (6, -1)  # after (3, 1)
+    assert read[5] == (3, -1)  # after (5, 0), in place of (4, 0)
+    assert read[6] == (-1, -1)
 
 
 def test_every_lap_has_a_number():
@@ -213,7 +298,10 @@ def test_the_command_writes_a_hybrid_canary(kvref, tmp_path):
     oracle.extend(told[0][:-1])
     assert len(told[0]) == prompt_length("qwen3.5") and oracle.generate(told[0][-1], 12) == told[1]
     assert b'"F16"' in (tmp_path / "made/model.safetensors").read_bytes()[:9000]
-    assert (tmp_path / "made.gguf").read_bytes() == hybrid_gguf_file("qwen3.5", "float16")
+    assert (tmp_path / "made.gguf").read_bytes() == hybrid_gguf.hybrid_gguf_file("qwen3.5", "float16")
+    done = kvref("canary", "make", str(tmp_path / "other"), "--architecture", "bamba", "--gguf", str(tmp_path / "other.gguf"))
+    assert (done.returncode, done.stdout) == (2, "") and not (tmp_path / "other").exists()
+    assert "--gguf: expected one of lfm2, mamba2, " in done.stderr and done.stderr.endswith(", got bamba\n")
     done = kvref("canary", "make", str(tmp_path / "other"), "--architecture", "qwen3.5", "--offsets", "3", "--recalls")
     assert (done.returncode, done.stdout) == (2, "") and not (tmp_path / "other").exists()
     assert done.stderr == "kvref: --architecture qwen3.5: its sizes are fixed, expected no option for offsets, recalls\n"
@@ -258,8 +346,8 @@ def with_fault(architecture, prompt, source, parts, count):
 def test_a_fault_of_each_kind_and_part_is_named(architecture):
     length = prompt_length(architecture) + 25
     prompt, other = continued_text(architecture, 3, length), continued_text(architecture, 4, length + 5)
-    recurrent = ["convolution"] if architecture == "lfm2" else ["convolution", "matrix"]
-    attends = [] if architecture == "mamba2" else [("attention",)]
+    recurrent = ["convolution", "matrix"][: 1 + (ARCHITECTURES[architecture].matrix_bits > 0)]
+    attends = [("attention",)] * ARCHITECTURES[architecture].attends
 
     def state(tokens):
         oracle = HybridOracle(architecture)
@@ -343,7 +431,7 @@ def test_transformers_says_what_the_oracle_predicts_also_with_a_wrong_state(arch
         StateFault("ahead", (), 3): engine.prefill([*text[:length], *DRAFTS])[0],
         StateFault("foreign", (), session=0): engine.prefill(other)[0],
     }
-    parts = ["convolution"] if architecture == "lfm2" else ["convolution", "matrix"]
+    parts = ["convolution", "matrix"][: 1 + (ARCHITECTURES[architecture].matrix_bits > 0)]
     for each in {(parts[0],), (parts[-1],), tuple(parts)}:
         for fault, source in sources.items():
             cache, token = engine.prefill(text[:length])
@@ -351,8 +439,9 @@ def test_transformers_says_what_the_oracle_predicts_also_with_a_wrong_state(arch
             said = engine.generate(cache, token, length, 40)
             assert said != text[length : length + 40]
             found = diagnose_state(architecture, text[:length], said, others=[other], drafts=DRAFTS)
-            # A zero matrix reads nothing, so a zero convolution beside it changes no token.
-            named = ("matrix",) if fault.kind == "zero" and "matrix" in each else each
+            # A zero matrix reads nothing, so a zero convolution beside it changes no token, unless attention needs it too.
+            masked = fault.kind == "zero" and "matrix" in each and not ARCHITECTURES[architecture].delays
+            named = ("matrix",) if masked else each
             assert StateFault(fault.kind, named, fault.tokens, fault.session) in found
 
 
@@ -379,7 +468,7 @@ class InLlamaCpp:
     def __init__(self, architecture, file):
         from kvref_adapters.llama_cpp.engine import BatchRow, LlamaContext, LlamaModel
 
-        file.write_bytes(hybrid_gguf_file(architecture, "float32"))
+        file.write_bytes(hybrid_gguf.hybrid_gguf_file(architecture, "float32"))
         sizes = {"n_ctx": 2048, "n_batch": 512, "n_seq_max": 8}
         options = {"type_k": "f16", "type_v": "f16", "flash_attn": -1, "kv_unified": True}
         self.row, self.context = BatchRow, LlamaContext(LlamaModel(file), **sizes, **options)
@@ -403,7 +492,7 @@ class InLlamaCpp:
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("architecture", HYBRIDS)
+@pytest.mark.parametrize("architecture", hybrid_gguf.ARCHITECTURES)
 def test_llama_cpp_keeps_the_states_of_sequences_apart(architecture, tmp_path):
     engine, length = InLlamaCpp(architecture, tmp_path / "canary.gguf"), prompt_length(architecture) + 10
     first, second = (continued_text(architecture, seed, length + 150) for seed in (1, 2))

@@ -86,7 +86,7 @@ def test_sizes_select_the_canary():
     sizes = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 200, "period": 32}
     assert engine_canary(recurrent=2, **sizes) == HybridCanary("mamba2", 200)
     assert engine_canary(**sizes).context == 200
-    for wrong in (-1, 5, "1"):
+    for wrong in (-1, len(HYBRIDS) + 1, "1"):
         with pytest.raises(ConfigError, match="recurrent: expected"):
             engine_canary(recurrent=wrong, **sizes)
 

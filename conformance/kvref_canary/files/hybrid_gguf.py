@@ -20,6 +20,7 @@ from kvref.canary.hybrid_weights import (
     STATE_SIZE,
     hybrid_weights,
 )
+from kvref.errors import ConfigError
 from kvref_canary.files.gguf import ARRAY, FLOAT32, INT32, UINT32, Key, encode_gguf, general_keys, tokenizer_keys
 from kvref_canary.files.huggingface import identity
 from kvref_conformance.implementation_api import NDArray
@@ -44,8 +45,10 @@ SMALL = ("norm", "conv.conv", "conv1d", "ssm_a", "ssm_d", "bias")  # parts of th
 
 
 def hybrid_gguf_file(architecture: str, dtype: str = "bfloat16") -> bytes:
-    """Return the file. dtype: of the matrices. Raises ConfigError for an unknown architecture."""
+    """Return the file. dtype: of the matrices. Raises ConfigError for an architecture without a conversion."""
     require_hybrid(architecture)
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(f"--gguf: expected one of {', '.join(ARCHITECTURES)}, got {architecture}")
     tensors = {tensor_name(name): _converted(architecture, name, tensor) for name, tensor in hybrid_weights(architecture).items()}
     name = ARCHITECTURES[architecture]
     keys = general_keys(name, identity(architecture, dtype))

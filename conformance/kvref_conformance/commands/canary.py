@@ -37,13 +37,16 @@ def make_canary(options: argparse.Namespace) -> int:
 
 
 def _make_hybrid(options: argparse.Namespace) -> int:
-    """Writes a hybrid canary. Raises CannotRun for options that set sizes, which are fixed."""
+    """Writes a hybrid canary. Raises CannotRun for options that set sizes, which are fixed, and if there is no such GGUF file."""
     into, single = Path(options.folder), Path(options.gguf) if options.gguf else None
     architecture = options.architecture
     if sizes := _sizes_of(options):
         raise CannotRun(f"--architecture {architecture}: its sizes are fixed, expected no option for {', '.join(sizes)}")
-    files = make_hybrid_files(architecture, options.dtype)
-    data = hybrid_gguf_file(architecture, options.dtype) if single else b""
+    try:
+        files = make_hybrid_files(architecture, options.dtype)
+        data = hybrid_gguf_file(architecture, options.dtype) if single else b""
+    except ConfigError as error:
+        raise CannotRun(str(error)) from None
     text = continued_text(architecture, 0, prompt_length(architecture) + MAX_SHOWN_TOKENS)
     prompt, expected = (vocabulary.to_text(WORDS, part) for part in (text[:-MAX_SHOWN_TOKENS], text[-MAX_SHOWN_TOKENS:]))
     head = f"{architecture} in {options.dtype}; words: {WORDS.words}; context: {CONTEXT}"

@@ -121,6 +121,31 @@ class TransformersGenerateQwen35(TransformersGenerateHybrid):
     limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3.5")
 
 
+class TransformersGenerateGraniteMoeHybrid(TransformersGenerateHybrid):
+    name = "transformers-generate-granite-moe-hybrid"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("granite-moe-hybrid")
+
+
+class TransformersGenerateBamba(TransformersGenerateHybrid):
+    name = "transformers-generate-bamba"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("bamba")
+
+
+class TransformersGenerateNemotronH(TransformersGenerateHybrid):
+    name = "transformers-generate-nemotron-h"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("nemotron-h")
+
+
+class TransformersGenerateQwen3Next(TransformersGenerateHybrid):
+    name = "transformers-generate-qwen3-next"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3-next")
+
+
+class TransformersGenerateKimiLinear(TransformersGenerateHybrid):
+    name = "transformers-generate-kimi-linear"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("kimi-linear")
+
+
 class TransformersGenerateEngine(WholePrompts):
     def __init__(self, canary: AnyCanary, model: Any, options: dict[str, Any]) -> None:
         super().__init__(canary)
