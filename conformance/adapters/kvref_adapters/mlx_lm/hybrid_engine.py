@@ -53,6 +53,26 @@ class MlxLmFalconH1(MlxLmHybrid):
     limits: ClassVar[dict[str, Any]] = hybrid_limits("falcon-h1")
 
 
+class MlxLmGraniteMoeHybrid(MlxLmHybrid):
+    name = "mlx-lm-granite-moe-hybrid"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("granite-moe-hybrid")
+
+
+class MlxLmNemotronH(MlxLmHybrid):
+    name = "mlx-lm-nemotron-h"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("nemotron-h")
+
+
+class MlxLmQwen3Next(MlxLmHybrid):
+    name = "mlx-lm-qwen3-next"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3-next")
+
+
+class MlxLmKimiLinear(MlxLmHybrid):
+    name = "mlx-lm-kimi-linear"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("kimi-linear")
+
+
 @load_once
 def _load(canary: HybridCanary, folder: Path) -> Any:
     write_hybrid(canary, folder)
