@@ -47,7 +47,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_eps": EPSILON, "rope_theta": WORDS.theta, "rope_parameters": ROPE, "tie_word_embeddings": True,
         "tie_embedding": True, "block_auto_adjust_ff_dim": False, "block_ff_dim": INTERMEDIATE,
         # of mlx-lm and vLLM:
-        "conv_dim": HIDDEN, "conv_dim_out": HIDDEN, "block_dim": HIDDEN, "block_multiple_of": 1, "block_ffn_dim_multiplier": 1.0, "block_norm_eps": EPSILON,
+        "conv_dim": HIDDEN, "conv_dim_out": HIDDEN, "block_dim": HIDDEN, "block_multiple_of": 1, "block_ffn_dim_multiplier": 1.0,
+        "block_norm_eps": EPSILON,
     },
     "mamba2": {
         "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "num_hidden_layers": 1, "num_heads": 8,

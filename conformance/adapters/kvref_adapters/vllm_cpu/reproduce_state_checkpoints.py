@@ -1,4 +1,4 @@
-"""vLLM on a CPU with a Mamba-2 canary: with prefix caching of states (`mamba_cache_mode="align"`), the first prompt ends the engine."""
+"""vLLM on a CPU with a Mamba-2 canary: with prefix caching of states, the first prompt ends the engine."""
 
 import os
 
