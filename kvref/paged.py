@@ -278,10 +278,10 @@ class PagedCache(PagedSequences):
             begun.check(extent, part)
             load = begun
         try:
-            saved_file.read_into(self._token_spans(load.table, extent, part), self._backend)
+            saved_file.read_into(self._token_spans(load.room, extent, part), self._backend)
         except BaseException:
             if load is not begun:
-                self.pool.free_many(self._tables.close(load.table))
+                self.pool.free_many(self._tables.close(load.room))
             raise
         load.add(part)
         if load.is_complete(self._full_part(extent)):
@@ -335,13 +335,13 @@ class PagedCache(PagedSequences):
         if self._pending_loads.get(int(sequence)) is load:
             del self._pending_loads[int(sequence)]
         self._discard_pending_load(sequence)
-        old, self._table_of[int(sequence)] = self._table(sequence), load.table
+        old, self._table_of[int(sequence)] = self._table(sequence), load.room
         self.pool.free_many(self._tables.close(old))
 
     def _discard_pending_load(self, sequence: int) -> None:
         """Free the blocks of a load of which only some parts are loaded, if there is one."""
         if load := self._pending_loads.pop(int(sequence), None):
-            self.pool.free_many(self._tables.close(load.table))
+            self.pool.free_many(self._tables.close(load.room))
 
     def _rotate_keys(self, rotary: Rotary, by: int, slots: NDArray[np.int64]) -> Quantized:
         """The keys in these slots, rotated by `by` positions and quantized. Raises NonFinite."""

@@ -1,4 +1,4 @@
-"""Saving and loading a sequence in parts: ranges of layers, tokens and heads, loaded in any order (MOVE-05)."""
+"""Saving and loading a sequence in parts: ranges of layers, tokens and heads, loaded in any order (MOVE-05, RECUR-17)."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -27,6 +27,29 @@ class SavedSequence:
     def size(self, part: "Part") -> int:
         """Return the number of rows in a part: one per token, layer and head."""
         return len(part.heads) * sum(len(self.tokens(part, layer)) for layer in part.layers)
+
+    def describe(self, part: "Part") -> str:
+        """Return the ranges of a part as words."""
+        return ", ".join(f"{name} [{span.start}, {span.stop})" for name, span in vars(part).items())
+
+    def __str__(self) -> str:
+        return f"a sequence with the layer lengths {list(self.lengths)}, from position {self.first} on"
+
+
+@dataclass(frozen=True)
+class SavedRecurrentState(SavedSequence):
+    """The extent of a saved recurrent state: one row per layer and head, whose position is the length of the state."""
+
+    @classmethod
+    def at(cls, length: int, num_layers: int) -> "SavedRecurrentState":
+        """Return the extent of a state at this length."""
+        return cls(length, (length + 1,) * num_layers)
+
+    def describe(self, part: "Part") -> str:
+        return f"layers [{part.layers.start}, {part.layers.stop}), heads [{part.heads.start}, {part.heads.stop})"
+
+    def __str__(self) -> str:
+        return f"a state at length {self.first}"
 
 
 @dataclass(frozen=True)
@@ -58,13 +81,14 @@ class Part:
 class PendingLoad:
     """New contents of a sequence, of which only some parts are loaded.
 
-    The sequence keeps its old contents meanwhile. The new ones are in a table of their own, `table`, which becomes the table of
-    the sequence when all parts are loaded. No two parts overlap, and all parts are of the same saved sequence, `extent`.
+    The sequence keeps its old contents meanwhile. The new ones are in a `room` of their own, the number of a table or, in a
+    recurrent cache, of a block. When all parts are loaded, they replace the contents of the sequence. No two parts overlap, and
+    all parts are of the same saved sequence, `extent`.
 
     num_rows: the rows that are loaded, one per token, layer and head.
     """
 
-    table: int
+    room: int
     extent: SavedSequence
     num_rows: int = 0
     _loaded: dict[tuple[int, int], list[tuple[int, int]]] = field(default_factory=dict)  # token ranges by layer and head, sorted
@@ -74,7 +98,7 @@ class PendingLoad:
         if extent != self.extent:
             raise ConfigError(f"load: expected a part of {self.extent}, like the earlier parts, got one of {extent}")
         if self.overlaps(part):
-            raise ConfigError(f"load: part {part} was loaded already")
+            raise ConfigError(f"load: expected a part that does not overlap the earlier parts, got {extent.describe(part)}")
 
     def overlaps(self, part: Part) -> bool:
         """Return whether a token of a layer and head of `part` is loaded."""

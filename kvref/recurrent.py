@@ -8,7 +8,7 @@ head. The state is valid for exactly one length. It cannot be truncated, only re
 - The states after the last `max_drafts` tokens of an append are kept until the next append, for rejected drafts.
 
 A block is room for the states of one sequence at one length in all layers, and for those after its drafts. Every live sequence
-has one block, and every checkpoint has one.
+has one block, every checkpoint has one, and so has a state of which only some parts are loaded (RECUR-17).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,9 @@ from kvref.array import Array
 from kvref.backend import Backend, reference
 from kvref.errors import (
     ConfigError,
+    FileDamaged,
     InUse,
+    KVRefError,
     LayerOutOfRange,
     NonFinite,
     NotTruncatable,
@@ -37,9 +39,10 @@ from kvref.errors import (
     whole_fields,
 )
 from kvref.formats import get_format
+from kvref.partial_load import Part, PendingLoad, SavedRecurrentState, Span
 from kvref.prefix import CachedBlock, CommittedTokens, IndexedBlockPool, block_keys, token_numbers
 from kvref.recurrences import apply_matrix, chunk_matrix, keep_inputs, step_matrix
-from kvref.snapshot import Contents, TokenSpan, shape_of
+from kvref.snapshot import Contents, SavedState, TokenSpan, shape_of
 from kvref.token_store import SlotStore
 from kvref.validation import accept
 
@@ -89,7 +92,8 @@ class RecurrentConfig:
 class RecurrentSequence:
     """A live sequence: the block and the length of its state, and the copies of earlier states that `truncate` can restore.
 
-    checkpoints: blocks, by length. drafts: lengths whose states are in the block of the sequence.
+    checkpoints: blocks, by length. drafts: lengths whose states are in the block of the sequence. pending: a new state, of which
+    only some parts are loaded.
     """
 
     block: int
@@ -97,6 +101,7 @@ class RecurrentSequence:
     committed: CommittedTokens = field(default_factory=lambda: CommittedTokens(""))
     checkpoints: dict[int, int] = field(default_factory=dict)
     drafts: range = range(0)
+    pending: PendingLoad | None = None
 
 
 class RecurrentCache:
@@ -141,6 +146,7 @@ class RecurrentCache:
         """Remove a sequence. Its cached checkpoints stay in the index (RECUR-14). Raises SequenceNotFound."""
         state = self._sequence(sequence)
         self._release(state, state.checkpoints)
+        self._discard_pending_load(state)
         self.pool.free(state.block)
         del self._sequences[int(sequence)]
 
@@ -292,33 +298,88 @@ class RecurrentCache:
             raise InUse(f"cannot reset: live sequences: {len(self._sequences)}")
         self.pool.clear_index()
 
-    def save(self, sequence: int) -> Array:
-        """Return the state of a sequence as the bytes of a file: uint8 [n] (RECUR-16). Raises SequenceNotFound."""
-        return serialization.as_array(self.contents(sequence), self._backend)
+    def save(self, sequence: int, *, layers: Span = None, heads: Span = None) -> Array:
+        """Return the state of a sequence, or a part of it, as the bytes of a file: uint8 [n] (RECUR-16, RECUR-17).
+
+        layers, heads: a range `[start, stop)` each, as a list of two integers, or None for all. Raises SequenceNotFound,
+        LayerOutOfRange or HeadOutOfRange.
+        """
+        return serialization.as_array(self.contents(sequence, layers=layers, heads=heads), self._backend)
 
     def load(self, sequence: int, data: Array) -> None:
-        """Replace the state of a sequence by a saved one. data: uint8 [n], as `save` returned it (RECUR-16).
+        """Replace the state of a sequence by a saved one (RECUR-16).
 
-        Afterwards the sequence has no checkpoint and no committed tokens. Raises SequenceNotFound, FileDamaged (MOVE-03),
-        ConfigError (MOVE-02), ShapeMismatch or DtypeMismatch. If it raises, nothing has changed.
+        data: uint8 [n], as `save` returned it, the whole or a part.
+
+        Afterwards the sequence has no checkpoint and no committed tokens. Before the last part, it keeps its present state, and
+        the parts are in a block of their own (RECUR-17).
+
+        Raises SequenceNotFound; ShapeMismatch or DtypeMismatch for `data`; FileDamaged (MOVE-03); ConfigError if the sizes or
+        formats differ, or for a part that does not fit the parts loaded before; OutOfBlocks if there is no block for the first
+        part. If it raises, nothing has changed.
         """
         self.receive(serialization.open_bytes(data, self._backend), sequence)
 
-    def contents(self, sequence: int) -> Contents:
-        """Describe what `kvref.save` writes. Raises SequenceNotFound."""
+    def contents(self, sequence: int, *, layers: Span = None, heads: Span = None) -> Contents:
+        """Describe what `kvref.save` writes. Raises as `save` does."""
         state = self._sequence(sequence)
-        return Contents("recurrent", self._shape_to_match(), {"length": state.length}, self._spans(state.block))
+        extent, part = self._part_at(state.length, layers, heads)
+        which = {} if self._is_whole(extent, part) else {name: part.to_json()[name] for name in ("layers", "heads")}
+        return Contents("recurrent", self._shape_to_match(), {"length": state.length, **which}, self._spans(state.block, part))
 
     def receive(self, file: BinaryIO, sequence: int) -> None:
         """`load` from an open binary file. Used by `kvref.load`."""
         state, spare = self._sequence(sequence), self.config.num_blocks
         saved_file = serialization.SavedFile(file, "recurrent", self._shape_to_match())
-        length = saved_file.saved.number("length")
-        saved_file.read_into(self._spans(spare), self._backend)
-        self._copy(self._slots(spare), self._slots(state.block))
+        extent, part = self._read_part(saved_file.saved)
+        load = state.pending
+        if load is None or self._is_whole(extent, part):
+            load = PendingLoad(spare, extent)
+        else:
+            load.check(extent, part)
+            self._copy(self._slots(load.room), self._slots(spare))
+        saved_file.read_into(self._spans(spare, part), self._backend)  # its checksum matches: blocks can change
+        if load is not state.pending:
+            load.room = spare if self._is_whole(extent, part) else self.pool.allocate()
+        load.add(part)
+        if load.is_complete(self._part_at(extent.first)[1]):
+            self._replace_state(state, self._slots(spare), extent.first)
+        else:
+            self._copy(self._slots(spare), self._slots(load.room))
+            state.pending = load
+
+    def _replace_state(self, state: RecurrentSequence, source: NDArray[np.int64], length: int) -> None:
+        """Give a sequence the loaded state in the slots `source`. Its checkpoints and a pending load are freed."""
+        self._copy(source, self._slots(state.block))
         self._release(state, list(state.checkpoints))
+        self._discard_pending_load(state)
         state.committed.truncate(0, self.config.interval)
         state.length, state.drafts = length, range(0)
+
+    def _discard_pending_load(self, state: RecurrentSequence) -> None:
+        """Free the block of a state of which only some parts are loaded, if there is one."""
+        if state.pending is not None:
+            self.pool.free(state.pending.room)
+            state.pending = None
+
+    def _part_at(self, length: int, layers: Span = None, heads: Span = None) -> tuple[SavedRecurrentState, Part]:
+        """A state at this length, and a part of it. Raises LayerOutOfRange or HeadOutOfRange."""
+        extent = SavedRecurrentState.at(length, self.config.num_layers)
+        return extent, Part.of(extent, self.config.num_heads, layers, [length, length + 1], heads)
+
+    def _read_part(self, saved: SavedState) -> tuple[SavedRecurrentState, Part]:
+        """The state and the part that a file contains. Raises FileDamaged."""
+        length, spans = saved.number("length"), {}
+        if {"layers", "heads"} & set(saved.state):  # a whole state has neither
+            spans = {name: saved.numbers(name, 2) for name in ("layers", "heads")}
+        try:
+            return self._part_at(length, **spans)
+        except KVRefError as error:
+            raise FileDamaged(f"file: {error}") from None
+
+    def _is_whole(self, extent: SavedRecurrentState, part: Part) -> bool:
+        """Whether a part is the whole state."""
+        return extent.size(part) == self.config.num_layers * self.config.num_heads
 
     def _open(self, state: RecurrentSequence, source: NDArray[np.int64] | None) -> int:
         """Give a new sequence an id, and the state in the slots `source`, None for the zero state."""
@@ -431,10 +492,15 @@ class RecurrentCache:
         for store, new in ((self._inputs, inputs), (self._matrices, matrix)):
             store.put([slot], store.quantized(self._backend.xp.reshape(new, (1, *store.token_shape))))
 
-    def _spans(self, block: int) -> list[TokenSpan]:
-        """The present state in a block, as it is saved: one entry per layer."""
-        slots = self._slots(block)
-        return [TokenSpan("inputs", self._inputs, slots), TokenSpan("matrices", self._matrices, slots)]
+    def _spans(self, block: int, part: Part) -> list[TokenSpan]:
+        """A part of the present state in a block, as it is saved: per layer, the inputs and matrices of its heads."""
+        config, heads, slots = self.config, part.heads, self._slots(block)[part.layers.start : part.layers.stop]
+        if len(heads) == config.num_heads:
+            return [TokenSpan("inputs", self._inputs, slots), TokenSpan("matrices", self._matrices, slots)]
+        rows = [range(start + heads.start, start + heads.stop) for start in range(0, self._inputs.rows[0], config.num_heads)]
+        inputs = [TokenSpan(f"inputs.{number}", self._inputs, slots, each) for number, each in enumerate(rows)]
+        matrices = range(heads.start * config.key_dim, heads.stop * config.key_dim)
+        return [*inputs, TokenSpan("matrices", self._matrices, slots, matrices)]
 
     def _shape_to_match(self) -> dict[str, int | float | str]:
         """The sizes and formats that a loading cache must have too (MOVE-02)."""

@@ -98,10 +98,11 @@ class Serializable(ABC):
 def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> None:
     """Save a cache, or one sequence of it, to a file. The cache does not change (MOVE-04).
 
-    which: for paged caches the sequence. part: for paged caches `layers`, `tokens` and `heads`, as in `PagedCache.save`. An
-    existing file is replaced only after the new one is complete on the disk; if saving fails, it stays as it was.
+    which: for paged and recurrent caches the sequence. part: `layers`, `tokens` and `heads`, as in `PagedCache.save`, or `layers`
+    and `heads`, as in `RecurrentCache.save`. An existing file is replaced only after the new one is complete on the disk; if
+    saving fails, it stays as it was.
 
-    Raises OSError, and for a sequence or a part as `PagedCache.save` does.
+    Raises OSError, and for a sequence or a part as the method `save` does.
     """
     path, contents = Path(path), cache.contents(*which, **part)
     temporary = path.with_name(f".kvref-{secrets.token_hex(8)}")
@@ -121,7 +122,7 @@ def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> 
 def load(cache: Any, path: str | os.PathLike[str], *which: Any) -> None:
     """Load a file into a cache, or into one sequence of it, and replace what was there (MOVE-01).
 
-    which: for paged caches the sequence.
+    which: for paged and recurrent caches the sequence.
 
     Raises OSError; FileDamaged; ConfigError if the sizes, the formats or the file's version differ (MOVE-02); CapacityExceeded or
     OutOfBlocks if there is no room; SequenceNotFound. If it raises, nothing has changed (MOVE-03).

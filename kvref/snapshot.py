@@ -31,7 +31,7 @@ class TokenSpan:
 
     - `name`: the first part of the tensors' names, such as "layers.0.keys".
     - `slots`: the slots of the tokens, in the order of positions.
-    - `heads`: the heads that belong to a part (MOVE-05), or None for all.
+    - `heads`: the heads that belong to a part (MOVE-05), or None for all. In a recurrent cache, the rows of these heads.
     """
 
     name: str

@@ -1,15 +1,18 @@
 """Wrong caches of recurrent state."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kvref
 from kvref.errors import NotTruncatable
+from kvref.partial_load import Part
 from kvref.prefix import CachedBlock, block_keys
 from kvref.recurrent import RecurrentSequence
+from kvref.snapshot import TokenSpan
 from kvref_zoo.mutant import mutant
 
 Slots = NDArray[np.int64]
@@ -159,6 +162,18 @@ class RecurrentPaddingStaysInTheState(kvref.RecurrentCache):
                 state.length, state.drafts = length, drafts
 
 
+@mutant("RECUR-17", also="RECUR-13")
+class RecurrentPartIsReadBeforeTheLastOne(kvref.RecurrentCache):
+    """The first part of a state replaces the present one: a rank continues before the states of the other heads are loaded."""
+
+    def receive(self, file: BinaryIO, sequence: int) -> None:
+        super().receive(file, sequence)
+        state = self._sequence(sequence)
+        if state.pending is not None:
+            self._copy(self._slots(state.pending.room), self._slots(state.block))
+            state.length, state.drafts = state.pending.extent.first, range(0)
+
+
 @mutant("RECUR-11", also="RECUR-13 RECUR-14", seen_in="modular/modular#6681")
 class RecurrentPrefixRestoresNoState(kvref.RecurrentCache):
     """A hit restores keys and values. The layers without attention begin from the zero state in the middle of the prompt."""
@@ -183,6 +198,33 @@ class RecurrentPromptsNeedEveryBoundary(kvref.RecurrentCache):
         return keys, found
 
 
+@mutant("RECUR-17")
+class RecurrentReshardsTheMatrixAlone(kvref.RecurrentCache):
+    """A part of some heads contains their matrices, and the same share of the array of inputs, which is not split by head.
+
+    Every array has the right shape. When all parts are loaded, heads have inputs of other heads.
+    """
+
+    def __init__(self, config: kvref.RecurrentConfig) -> None:
+        super().__init__(config)
+        self.saving = False
+
+    def save(self, sequence: int, **part: Any) -> Any:
+        self.saving = True
+        try:
+            return super().save(sequence, **part)
+        finally:
+            self.saving = False
+
+    def _spans(self, block: int, part: Part) -> list[TokenSpan]:
+        *inputs, matrices = super()._spans(block, part)
+        if not self.saving or len(part.heads) == self.config.num_heads:
+            return [*inputs, matrices]
+        count, first = len(part.heads), part.heads.start * self.config.num_inputs
+        starts = [first + number * count for number in range(len(inputs))]
+        return [*(replace(each, heads=range(at, at + count)) for each, at in zip(inputs, starts, strict=True)), matrices]
+
+
 @mutant("RECUR-11", seen_in="vllm-project/vllm#53505")
 class RecurrentResumesFromAnotherBoundary(kvref.RecurrentCache):
     """The length of a hit and its state are found by two parts of the scheduler. The state is that of the boundary before."""
@@ -196,7 +238,7 @@ class RecurrentResumesFromAnotherBoundary(kvref.RecurrentCache):
         return sequence
 
 
-@mutant("RECUR-09", also="RECUR-07 RECUR-08 RECUR-10 RECUR-11 RECUR-14 RECUR-16", seen_in="ggml-org/llama.cpp#28123")
+@mutant("RECUR-09", also="RECUR-07 RECUR-08 RECUR-10 RECUR-11 RECUR-14 RECUR-16 RECUR-17", seen_in="ggml-org/llama.cpp#28123")
 class RecurrentRollbackForgetsTheInputs(kvref.RecurrentCache):
     """The matrix is kept per draft, and the inputs of the convolution are not.
 
@@ -211,7 +253,7 @@ class RecurrentRollbackForgetsTheInputs(kvref.RecurrentCache):
             self._inputs.put(self._slots(state.block), inputs)
 
 
-@mutant("RECUR-09", also="RECUR-07 RECUR-08 RECUR-10 RECUR-11 RECUR-14 RECUR-16", seen_in="ggml-org/llama.cpp#26695")
+@mutant("RECUR-09", also="RECUR-07 RECUR-08 RECUR-10 RECUR-11 RECUR-14 RECUR-16 RECUR-17", seen_in="ggml-org/llama.cpp#26695")
 class RecurrentRollbackOfAWholeBatch(kvref.RecurrentCache):
     """The states after the tokens of a batch are kept, and the state before its first token is not.
 
@@ -238,7 +280,7 @@ class RecurrentShortChunkOverwritesItsPrefix(kvref.RecurrentCache):
 
 @mutant(
     "RECUR-06",
-    also="LAW-04 LAW-05 LAW-08 RECUR-03 RECUR-08 RECUR-09 RECUR-10 RECUR-11 RECUR-13 RECUR-14",
+    also="LAW-04 LAW-05 LAW-08 RECUR-03 RECUR-08 RECUR-09 RECUR-10 RECUR-11 RECUR-13 RECUR-14 RECUR-17",
     seen_in="vllm-project/vllm#56524",
 )
 class RecurrentStateIsNotZeroed(kvref.RecurrentCache):
@@ -249,7 +291,7 @@ class RecurrentStateIsNotZeroed(kvref.RecurrentCache):
             super()._copy(sources, targets)
 
 
-@mutant("RECUR-09", also="RECUR-01", seen_in="vllm-project/vllm#52942")
+@mutant("RECUR-09", also="RECUR-01 RECUR-02 RECUR-17", seen_in="vllm-project/vllm#52942")
 class RecurrentStepAfterDraftsReadsAnOldState(kvref.RecurrentCache):
     """The state after accepted drafts is at the place of the last one. A step without drafts reads the first place instead."""
 
@@ -269,7 +311,7 @@ class RecurrentStepAfterDraftsReadsAnOldState(kvref.RecurrentCache):
         super()._advance(state, tokens)
 
 
-@mutant("RECUR-08", also="RECUR-16", seen_in="ml-explore/mlx-lm#1486")
+@mutant("RECUR-08", also="RECUR-16 RECUR-17", seen_in="ml-explore/mlx-lm#1486")
 class RecurrentTruncateKeepsTheState(kvref.RecurrentCache):
     """`truncate` reduces the length, as for keys and values, and leaves the state as it is."""
 
@@ -286,7 +328,7 @@ class RecurrentTruncateKeepsTheState(kvref.RecurrentCache):
         state.length, state.drafts = int(length), range(0)
 
 
-@mutant("RECUR-08", also="RECUR-16", seen_in="ml-explore/mlx-lm#1254")
+@mutant("RECUR-08", also="RECUR-16 RECUR-17", seen_in="ml-explore/mlx-lm#1254")
 class RecurrentTruncateRestoresTheZeroState(RecurrentTruncateKeepsTheState):
     """`truncate` restores the zero state if it has no copy of the state, so that the cache counts as truncatable."""
 

@@ -1,15 +1,20 @@
 """Bugs in caches of recurrent state."""
 
+from dataclasses import replace
+
 from bugs.plant import bug, hidden, in_source
 from kvref.block_pool import BlockPool
 from kvref.prefix import IndexedBlockPool
 from kvref.recurrent import RecurrentCache
 from kvref.token_store import SlotStore
 
-ADVANCE, BATCH, FORK, TRUNCATE, STATE_AT, CHECKPOINT, FIND, BEGIN, COMMIT, DROP, RECEIVE, OPEN, WRITE, SLOTS = (
+(
+    ADVANCE, BATCH, FORK, TRUNCATE, STATE_AT, CHECKPOINT, FIND, BEGIN, COMMIT, DROP, RECEIVE, OPEN, WRITE, SLOTS, REPLACE,
+    DISCARD, SPANS,
+) = (
     f"kvref.recurrent.RecurrentCache.{name}" for name in (
         "_advance", "append_batch", "fork", "truncate", "state_at", "checkpoint", "_find_hit", "begin", "commit", "drop",
-        "receive", "_open", "_write", "_slots",
+        "receive", "_open", "_write", "_slots", "_replace_state", "_discard_pending_load", "_spans",
     )
 )  # fmt: skip
 
@@ -432,22 +437,149 @@ def a_file_has_no_inputs(patch):
 
 @bug("RECUR-16")
 def a_loaded_sequence_keeps_its_length(patch):
-    in_source(patch, RECEIVE, "state.length, state.drafts = length, range(0)", "state.drafts = range(0)")
+    in_source(patch, REPLACE, "state.length, state.drafts = length, range(0)", "state.drafts = range(0)")
 
 
 @bug("RECUR-16")
 def a_loaded_sequence_keeps_its_checkpoints(patch):
-    in_source(patch, RECEIVE, "self._release(state, list(state.checkpoints))", "pass")
+    in_source(patch, REPLACE, "self._release(state, list(state.checkpoints))", "pass")
 
 
 @bug("RECUR-16")
 def a_loaded_sequence_keeps_its_tokens(patch):
-    in_source(patch, RECEIVE, "state.committed.truncate(0, self.config.interval)", "pass")
+    in_source(patch, REPLACE, "state.committed.truncate(0, self.config.interval)", "pass")
 
 
 @bug("RECUR-16")
 def a_loaded_sequence_keeps_its_drafts(patch):
-    in_source(patch, RECEIVE, "state.length, state.drafts = length, range(0)", "state.length = length")
+    in_source(patch, REPLACE, "state.length, state.drafts = length, range(0)", "state.length = length")
+
+
+@bug("RECUR-17")
+def a_part_of_heads_has_no_inputs(patch):
+    in_source(patch, SPANS, "return [*inputs, TokenSpan(", "return [TokenSpan(")
+
+
+@bug("RECUR-17")
+def inputs_are_saved_by_head_and_loaded_by_place(patch):
+    spans, receive, loading = RecurrentCache._spans, RecurrentCache.receive, [False]
+
+    def noted(self, file, sequence):
+        loading[0] = True
+        try:
+            receive(self, file, sequence)
+        finally:
+            loading[0] = False
+
+    def by_place(self, block, part):
+        found, first = spans(self, block, part), part.heads.start * self.config.num_inputs
+        rows = [
+            range(at, at + len(part.heads)) for at in range(first, first + len(part.heads) * len(found), len(part.heads) or 1)
+        ]
+        if not loading[0] or len(part.heads) == self.config.num_heads:
+            return found
+        return [*(replace(each, heads=row) for each, row in zip(found[:-1], rows, strict=False)), found[-1]]
+
+    patch.setattr(RecurrentCache, "receive", noted)
+    patch.setattr(RecurrentCache, "_spans", by_place)
+
+
+@bug("RECUR-17")
+def the_first_part_replaces_the_state(patch):
+    in_source(patch, RECEIVE, "if load.is_complete(", "if load.num_rows or load.is_complete(")
+
+
+@bug("RECUR-17")
+def parts_of_any_length_fit(patch):
+    in_source(patch, "kvref.partial_load.PendingLoad.check", "extent != self.extent", "False")
+
+
+@bug("RECUR-17")
+def a_part_is_loaded_twice(patch):
+    in_source(patch, "kvref.partial_load.PendingLoad.check", "self.overlaps(part)", "False")
+
+
+@bug("RECUR-17")
+def parts_of_all_sequences_are_in_one_place(patch):
+    in_source(patch, RECEIVE, "self._copy(self._slots(load.room), self._slots(spare))", "pass")
+
+
+@bug("RECUR-17", "RECUR-13")
+def parts_have_no_block(patch):
+    in_source(patch, RECEIVE, "else self.pool.allocate()", "else spare")
+    in_source(patch, DISCARD, "self.pool.free(state.pending.room)", "pass")
+
+
+@bug("RECUR-17")
+def an_append_loses_the_parts(patch):
+    in_source(patch, ADVANCE, "    if stop == start:", "    self._discard_pending_load(state)\n    if stop == start:")
+
+
+@bug("RECUR-17")
+def a_fork_shares_the_parts_of_its_parent(patch):
+    fork = RecurrentCache.fork
+
+    def sharing(self, sequence):
+        child = fork(self, sequence)
+        self._sequence(child).pending = self._sequence(sequence).pending
+        return child
+
+    patch.setattr(RecurrentCache, "fork", sharing)
+
+
+@bug("RECUR-17")
+def dropped_sequences_keep_the_block_of_their_parts(patch):
+    in_source(patch, DROP, "self._discard_pending_load(state)", "pass")
+
+
+@bug("RECUR-17")
+def a_whole_state_leaves_the_parts_before_it(patch):
+    in_source(patch, REPLACE, "self._discard_pending_load(state)", "state.pending = None")
+
+
+@bug("RECUR-17")
+def a_damaged_part_discards_the_earlier_ones(patch):
+    receive = RecurrentCache.receive
+
+    def discarding(self, file, sequence):
+        try:
+            receive(self, file, sequence)
+        except Exception:
+            self._discard_pending_load(self._sequence(sequence))
+            raise
+
+    patch.setattr(RecurrentCache, "receive", discarding)
+
+
+@bug("RECUR-17")
+def an_empty_state_is_whole_with_its_first_part(patch):
+    in_source(patch, RECEIVE, "if load.is_complete(", "if extent.first == 0 or load.is_complete(")
+
+
+@bug("RECUR-17")
+def a_range_is_clipped(patch):
+    part_at = RecurrentCache._part_at
+
+    def clipped(self, length, layers=None, heads=None):
+        heads = heads and [max(0, heads[0]), min(heads[1], self.config.num_heads)]
+        return part_at(self, length, layers, heads)
+
+    patch.setattr(RecurrentCache, "_part_at", clipped)
+
+
+@hidden("recurrent", "RECUR-17")
+def parts_of_a_sequence_with_a_checkpoint_lose_their_inputs(patch):
+    receive = RecurrentCache.receive
+
+    def losing(self, file, sequence):
+        state = self._sequence(sequence)
+        begun, checkpoints = state.pending, len(state.checkpoints)
+        receive(self, file, sequence)
+        if begun is not None and state.pending is None and checkpoints:
+            slots = self._slots(state.block)
+            self._inputs.put(slots, self._inputs.quantized(0 * self._inputs.read(slots)))
+
+    patch.setattr(RecurrentCache, "receive", losing)
 
 
 @hidden("recurrent", "RECUR-08")

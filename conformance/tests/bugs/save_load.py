@@ -172,7 +172,7 @@ def the_old_cache_goes_first(patch):
 @bug("MOVE-03")
 def a_failed_load_keeps_its_blocks(patch):
     in_source(
-        patch, "kvref.paged.PagedCache.receive", "self.pool.free_many(self._tables.close(load.table))", "pass",
+        patch, "kvref.paged.PagedCache.receive", "self.pool.free_many(self._tables.close(load.room))", "pass",
     )  # fmt: skip
 
 

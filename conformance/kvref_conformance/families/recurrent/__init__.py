@@ -19,7 +19,7 @@ FAMILY = Family(
     },
     speaks_for=(
         *OF_CACHES,
-        *(f"RECUR-{n:02}" for n in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)),
+        *(f"RECUR-{n:02}" for n in (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17)),
         *("MOVE-01", "MOVE-02", "MOVE-03", "MOVE-04", "MOVE-07"),
     ),
     gives={"create": "sequence", "fork": "sequence", "begin": "sequence", "save": "data"},
@@ -46,6 +46,7 @@ LastInputs = Annotated[Array, "[num_inputs, num_heads, channels]"]
 Matrices = Annotated[Array, "[num_heads, key_dim, value_dim]"]
 MatrixQuery = Annotated[Array, "[num_queries, num_heads, key_dim]"]
 MatrixOutput = Annotated[Array, "[num_queries, num_heads, value_dim]"]
+Span = Sequence[int] | None  # the range [start, stop), as a list of two numbers; None is all
 
 _TOKENS = "SequenceNotFound ShapeMismatch DtypeMismatch NonFinite"
 # The errors that each operation can be required to raise. `new` raises ConfigError only.
@@ -65,8 +66,8 @@ ERRORS: dict[str, str] = {
     "begin": "TokenOutOfRange OutOfBlocks",
     "commit": "SequenceNotFound TokenOutOfRange PositionOutOfRange TokenMismatch",
     "reset": "InUse",
-    "save": "SequenceNotFound",
-    "load": "SequenceNotFound FileDamaged ConfigError",
+    "save": "SequenceNotFound LayerOutOfRange HeadOutOfRange",
+    "load": "SequenceNotFound FileDamaged ConfigError OutOfBlocks",
 }
 
 
@@ -76,7 +77,8 @@ class Recurrent(Protocol):
     `gates` are the decay and the strength of each write. `append_batch` appends the first `counts[i]` tokens of row i to
     `sequences[i]`; the others are padding. `apply` multiplies queries by the matrices. `truncate` restores a state: the zero
     state, a checkpoint, or one of the last `max_drafts` tokens of the last append. `begin` creates a sequence from the longest
-    checkpoint at a multiple of `interval` that was committed for the tokens.
+    checkpoint at a multiple of `interval` that was committed for the tokens. `save` saves the state, or the part of it with the
+    layers and heads in two ranges [start, stop); `load` accepts both.
     """
 
     num_free_blocks: int
@@ -99,7 +101,7 @@ class Recurrent(Protocol):
     def begin(self, tokens: Sequence[int], salt: str = "") -> int: ...
     def commit(self, sequence: int, tokens: Sequence[int]) -> None: ...
     def reset(self) -> None: ...
-    def save(self, sequence: int) -> Saved: ...
+    def save(self, sequence: int, *, layers: Span = None, heads: Span = None) -> Saved: ...
     def load(self, sequence: int, data: Saved) -> None: ...
 
 

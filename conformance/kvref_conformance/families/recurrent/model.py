@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvref_conformance.families.recurrent.recurrence import PARTS, State, product_and_bound, states_after, zero_state
+from kvref_conformance.families.recurrent.recurrence import PARTS, LayerState, State, product_and_bound, states_after, zero_state
 from kvref_conformance.oracle.attention import U
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
@@ -33,9 +33,41 @@ CLAUSES = {
     "new": "RECUR-13", "create": "RECUR-06", "fork": "RECUR-07", "drop": "RECUR-13", "append": "RECUR-02", "batch": "RECUR-05",
     "padded batch": "RECUR-04", "checkpoint": "RECUR-10", "truncate": "RECUR-08", "draft": "RECUR-09", "begin": "RECUR-11",
     "commit": "RECUR-12", "reset": "RECUR-14", "no blocks": "RECUR-13", "save": "MOVE-04", "load": "RECUR-16",
-    "load of nothing": "MOVE-07", "not loaded": "MOVE-03",
+    "load of nothing": "MOVE-07", "not loaded": "MOVE-03", "part": "RECUR-17",
 }  # fmt: skip
 Key = tuple[str, tuple[int, ...]]
+Place = tuple[int, int]  # a layer and a head
+
+
+@dataclass(frozen=True)
+class StateParts:
+    """Some layers and heads of a state. source: the state that they were saved from. states: the states at each length."""
+
+    source: State
+    states: Mapping[Place, list[LayerState]]
+
+    @classmethod
+    def of(cls, states: list[State], layers: Sequence[int], heads: Sequence[int]) -> "StateParts":
+        return cls(
+            states[-1], {(layer, head): [_head_of(state[layer], head) for state in states] for layer in layers for head in heads}
+        )
+
+    def joined(self, num_layers: int, num_heads: int) -> list[State]:
+        """The whole state at each length."""
+        layers = [
+            [_join_heads(heads) for heads in zip(*(self.states[layer, head] for head in range(num_heads)), strict=True)]
+            for layer in range(num_layers)
+        ]
+        return list(zip(*layers, strict=True))
+
+
+def _head_of(state: LayerState, head: int) -> LayerState:
+    return LayerState(state.inputs[:, head], state.matrix[head], state.error[head])
+
+
+def _join_heads(heads: Sequence[LayerState]) -> LayerState:
+    inputs = np.stack([each.inputs for each in heads], axis=1)
+    return LayerState(inputs, np.stack([each.matrix for each in heads]), np.stack([each.error for each in heads]))
 
 
 @dataclass(eq=False)
@@ -49,13 +81,17 @@ class Checkpoint:
 
 @dataclass
 class RecurrentSequence:
-    """A sequence: the state at each length, salt and committed tokens, checkpoints by length, and the lengths of RECUR-09."""
+    """A sequence: the state at each length, salt and committed tokens, checkpoints by length, and the lengths of RECUR-09.
+
+    parts: those of another state that are loaded, before the last one.
+    """
 
     states: list[State]
     salt: str = ""
     tokens: list[int] = field(default_factory=list)
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     drafts: range = range(0)
+    parts: StateParts | None = None
 
     @property
     def length(self) -> int:
@@ -64,6 +100,7 @@ class RecurrentSequence:
 
 class Recurrent(SerializableModel):
     family = "recurrent"
+    room_errors = ("OutOfBlocks",)  # of a damaged part
     clause_by_observation: ClassVar = {
         **{(did, seen): clause for did, clause in CLAUSES.items() for seen in SEEN},
         **{("append", seen): "RECUR-01" for seen in ("length", "read_inputs")},
@@ -99,7 +136,7 @@ class Recurrent(SerializableModel):
 
     def used(self) -> int:
         owned = {id(each) for state in self.sequences.values() for each in state.checkpoints.values()}
-        return len(self.sequences) + len(owned)
+        return len(self.sequences) + len(owned) + sum(state.parts is not None for state in self.sequences.values())
 
     def num_free_blocks(self) -> Expectation:
         return ExactValue(self.clause_of("num_free_blocks"), value=self.config["num_blocks"] - self.used())
@@ -113,7 +150,7 @@ class Recurrent(SerializableModel):
         return replace(refused, on_error=lambda: self.on_success("no blocks")(None)) if none_left else refused
 
     def evict(self) -> None:
-        """Evicts a cached checkpoint if there are more states than blocks, after a sequence or a checkpoint was added."""
+        """Evicts a cached checkpoint if there are more states than blocks, after one was added."""
         if self.used() + len(self.evictable) > self.config["num_blocks"]:
             self.unsure |= self.any_order and len(self.evictable) > 1
             for key in (evicted := self.evictable.pop(0)).keys:
@@ -149,6 +186,7 @@ class Recurrent(SerializableModel):
                 tokens=list(parent.tokens),
                 checkpoints=dict(parent.checkpoints),
                 drafts=range(0),
+                parts=None,
             )
 
         return self._new("RECUR-07", "fork", 1, copy)
@@ -350,21 +388,59 @@ class Recurrent(SerializableModel):
 
     # Files.
 
-    def save(self, sequence: Any) -> Expectation:
-        if wrong := self._unknown(sequence):
+    def save(self, sequence: Any, layers: Any = None, heads: Any = None) -> Expectation:
+        num_layers, num_heads = self.config["num_layers"], self.config["num_heads"]
+        wrong = self._unknown(sequence) + span_errors(layers, num_layers, "LayerOutOfRange")
+        if wrong := wrong + span_errors(heads, num_heads, "HeadOutOfRange"):
             return self.expect_error(wrong)
-        states = self.sequences[sequence].states
-        return self.expect_save(list(states), empty=len(states) == 1)
+        states, spans = self.sequences[sequence].states, [range(*(layers or [num_layers])), range(*(heads or [num_heads]))]
+        if [len(span) for span in spans] == [num_layers, num_heads]:
+            return self.expect_save(list(states), empty=len(states) == 1)
+        return self.expect_save(StateParts.of(states, *spans), empty=False)
 
     def load(self, sequence: Any, data: Any) -> Expectation:
-        def change(states: list[State]) -> None:
-            state = self.sequences[sequence]
-            self.release(state, list(state.checkpoints))
-            state.states, state.tokens, state.drafts = list(states), [], range(0)
+        wrong, found = self._unknown(sequence), self.saved_states.get(np.asarray(data).tobytes())
+        if wrong or found is None or (found.family, found.shape) != (self.family, self.shape()):
+            return self.expect_load(data, wrong, lambda content: None)
+        if isinstance(found.content, StateParts):
+            return self._load_part(self.sequences[sequence], found.content)
+        return self.expect_load(data, wrong, lambda states: self._replace(self.sequences[sequence], states))
 
-        return self.expect_load(data, self._unknown(sequence), change)
+    def _load_part(self, state: RecurrentSequence, new: StateParts) -> Expectation:
+        earlier, sizes = state.parts, (self.config["num_layers"], self.config["num_heads"])
+        if earlier is None and (wrong := self.missing_blocks(1)):
+            return self.no_blocks(wrong)
+        states = {**(earlier.states if earlier else {}), **new.states}
+        overlap = earlier is not None and len(states) < len(earlier.states) + len(new.states)
+        if overlap or len({len(each) for each in states.values()}) > 1:
+            return self.expect_error([("ConfigError", "RECUR-17")])
+
+        def change(ok: Any) -> None:
+            loaded = StateParts(new.source, states)
+            if len(states) == sizes[0] * sizes[1]:
+                self._replace(state, loaded.joined(*sizes))
+            else:
+                state.parts = loaded
+                self.evict()
+
+        then = self.on_success("part", change)
+        if earlier is None or earlier.source is new.source:
+            return Expectation("RECUR-17", then)
+        return AcceptedOrError("RECUR-17", then, kinds=("ConfigError",), on_error=lambda: self.note_unchanged("refused"))
+
+    def _replace(self, state: RecurrentSequence, states: list[State]) -> None:
+        self.release(state, list(state.checkpoints))
+        state.states, state.tokens, state.drafts, state.parts = list(states), [], range(0), None
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:
         known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.sequences
         wrong: Errors = [] if known else [("SequenceNotFound", "LAW-11")]
         return wrong + range_errors(layer, self.config["num_layers"], "LayerOutOfRange")
+
+
+def span_errors(span: Any, stop: int, kind: str) -> Errors:
+    """The error of this kind, unless `span` is None or a range within [0, stop)."""
+    if span is None:
+        return []
+    start, end = span
+    return range_errors(end, stop + 1, kind, "RECUR-17") or range_errors(start, end + 1, kind, "RECUR-17")

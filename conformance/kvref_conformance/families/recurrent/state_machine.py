@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from kvref_conformance.families.recurrent.model import Recurrent, RecurrentSequence
+from kvref_conformance.families.recurrent.model import Recurrent, RecurrentSequence, StateParts
 from kvref_conformance.families.recurrent.recurrence import Tokens, make_tokens
 from kvref_conformance.fuzz.base_machine import (
     ANY_INDEX,
@@ -19,26 +19,35 @@ from kvref_conformance.fuzz.base_machine import (
 )
 from kvref_conformance.fuzz.prompted_machine import BRANCH, PROMPT_LENGTH, SALT, SEQUENCE, PromptedStateMachine, prompt, salted
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
 COUNT = st.sampled_from((1, 1, 2, 3, 4, 6, 1, 0, 9))  # tokens of an append
 KIND = st.sampled_from(("whole", "whole", "real", "whole", "real", "nan"))
 BACK = st.sampled_from((1, 2, 1, 3, 0, 5, -1))  # tokens that truncate removes
+AXES = {"layers": "num_layers", "heads": "num_heads"}  # of the parts of a state
+MAX_PARTS = 6  # saved parts that the machine keeps
 
 
 class RecurrentStateMachine(PromptedStateMachine):
     family = "recurrent"
     max_sequences = 4
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[NDArray] = []  # saved parts of states, the newest at the end
+
     @initialize(
-        blocks=st.sampled_from((6, 4, 9, 3, 12)), layers=st.sampled_from((1, 2)), inputs=st.sampled_from((3, 1, 2)),
-        width=st.sampled_from((2, 3, 1)), rule=st.sampled_from((0, 1)), drafts=st.sampled_from((2, 3, 0, 1, 3)),
-        interval=st.sampled_from((2, 3, 1)), dtype=st.sampled_from(PLAIN_FORMATS), matrix_dtype=st.sampled_from(PLAIN_FORMATS),
+        blocks=st.sampled_from((6, 4, 9, 3, 12)), layers=st.sampled_from((1, 2)), heads=st.sampled_from((1, 2)),
+        inputs=st.sampled_from((3, 1, 2)), width=st.sampled_from((2, 3, 1)), rule=st.sampled_from((0, 1)),
+        drafts=st.sampled_from((2, 3, 0, 1, 3)), interval=st.sampled_from((2, 3, 1)), dtype=st.sampled_from(PLAIN_FORMATS),
+        matrix_dtype=st.sampled_from(PLAIN_FORMATS),
     )  # fmt: skip
     def new(
         self,
         blocks: int,
         layers: int,
+        heads: int,
         inputs: int,
         width: int,
         rule: int,
@@ -48,7 +57,7 @@ class RecurrentStateMachine(PromptedStateMachine):
         matrix_dtype: str,
     ) -> None:
         self.make_object(
-            num_blocks=blocks, num_layers=layers, num_heads=1, channels=2, num_inputs=inputs, key_dim=width, value_dim=2,
+            num_blocks=blocks, num_layers=layers, num_heads=heads, channels=2, num_inputs=inputs, key_dim=width, value_dim=2,
             delta_rule=rule, max_drafts=drafts, interval=interval, dtype=dtype, matrix_dtype=matrix_dtype,
         )  # fmt: skip
         if self.objects:
@@ -258,12 +267,51 @@ class RecurrentStateMachine(PromptedStateMachine):
             if self.going:
                 self.append_to(into, count, "whole")
 
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, into=SEQUENCE, axis=st.sampled_from(tuple(AXES)), pick=st.integers(0, 99), number=st.integers(0, 7))
+    def save_and_load_parts(self, which: int, into: int, axis: str, pick: int, number: int) -> None:
+        """Saves a state in two parts, and loads them in any order into a sequence, with another call between them."""
+        sequence, size = self.sequence(which), self.config[AXES[axis]]
+        spans = [[0, 1], [1, size]] if size > 1 else [[0, 1]]
+        found = [self.call("save", self.objects[0], sequence=sequence, **{axis: span}) for span in spans]
+        parts = [each for each in found if each is not None]
+        self.parts = [*self.parts, *parts][-MAX_PARTS:]
+        if number % 2:
+            parts.reverse()
+        edits = self.edits(into)
+        del edits["load"]
+        target = self.edited
+        for part in parts:
+            self.load_part(target, part)
+            if self.going and target in self.known.sequences:
+                self.edited = target
+                list(edits.values())[pick % len(edits)](number)
+
+    @precondition(lambda self: self.objects and self.parts)
+    @rule(into=SEQUENCE, number=st.integers(0, MAX_PARTS - 1), damage=DAMAGE_KIND)
+    def load_a_part(self, into: int, number: int, damage: int) -> None:
+        """Loads a part that was saved before, which the parts of the sequence may lack, contain, or not fit."""
+        self.load_part(self.sequence(into), damage_saved_data(self.parts[-1 - number % len(self.parts)], damage))
+
+    load_another_part = load_a_part
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, axis=st.sampled_from(tuple(AXES)), below=st.booleans())
+    def save_a_part_out_of_range(self, which: int, axis: str, below: bool) -> None:
+        span = [-1, 1] if below else [0, self.config[AXES[axis]] + 1]
+        self.call_quietly("save", self.objects[0], sequence=self.sequence(which), **{axis: span})
+
+    def load_part(self, sequence: int, data: NDArray) -> None:
+        if self.going:
+            self.call("load", self.objects[0], sequence=sequence, data=data)
+            self.plans[sequence] = []
+
 
 # The states of the recurrent cache that random call sequences should reach, because bugs depend on them.
 
 register_error_states(
     "recurrent", "ShapeMismatch", "DtypeMismatch", "NonFinite", "OutOfBlocks", "SequenceNotFound", "LayerOutOfRange",
-    "PositionOutOfRange", "NotTruncatable", "TokenOutOfRange", "TokenMismatch", "InUse",
+    "PositionOutOfRange", "NotTruncatable", "TokenOutOfRange", "TokenMismatch", "InUse", "HeadOutOfRange", "ConfigError",
 )  # fmt: skip
 
 
@@ -358,3 +406,39 @@ def a_sequence_with_several_checkpoints_is_dropped(call: ModelCall) -> bool:
 @state("recurrent", "load")
 def a_file_replaces_a_state_with_checkpoints(call: ModelCall) -> bool:
     return bool(own(call).checkpoints)
+
+
+def part_of_a_state(call: ModelCall) -> StateParts | None:
+    """Returns the part that a call loads, or None for other data."""
+    found = call.model.saved_states.get(np.asarray(call.args["data"]).tobytes())
+    return found.content if found is not None and isinstance(found.content, StateParts) else None
+
+
+@state("recurrent", "load")
+def the_last_part_of_a_state_is_loaded(call: ModelCall) -> bool:
+    return part_of_a_state(call) is not None and own(call).parts is not None
+
+
+@state("recurrent", "load")
+def the_first_part_of_a_state_is_loaded(call: ModelCall) -> bool:
+    return part_of_a_state(call) is not None and own(call).parts is None
+
+
+@state("recurrent", "load")
+def a_whole_state_is_loaded_after_a_part(call: ModelCall) -> bool:
+    return part_of_a_state(call) is None and own(call).parts is not None
+
+
+@state("recurrent", "append")
+def tokens_are_appended_between_two_parts(call: ModelCall) -> bool:
+    return own(call).parts is not None
+
+
+@state("recurrent", "fork")
+def a_sequence_with_loaded_parts_is_forked(call: ModelCall) -> bool:
+    return own(call).parts is not None
+
+
+@state("recurrent", "drop")
+def a_sequence_with_loaded_parts_is_dropped(call: ModelCall) -> bool:
+    return own(call).parts is not None
