@@ -30,7 +30,7 @@ class RecurrentAcceptedDraftsAreLost(kvref.RecurrentCache):
             self._copy(self._slots(state.block, self._draft(first)), self._slots(state.block))
 
 
-@mutant("RECUR-05", seen_in="NVIDIA/TensorRT-LLM#13278")
+@mutant("RECUR-05", also="RECUR-04", seen_in="NVIDIA/TensorRT-LLM#13278")
 class RecurrentBatchUsesTheIndicesOfTheLastOne(kvref.RecurrentCache):
     """The indices of the states of a batch are computed once, and used as long as the batch has the same size.
 
@@ -280,7 +280,7 @@ class RecurrentShortChunkOverwritesItsPrefix(kvref.RecurrentCache):
 
 @mutant(
     "RECUR-06",
-    also="LAW-04 LAW-05 LAW-08 RECUR-03 RECUR-08 RECUR-09 RECUR-10 RECUR-11 RECUR-13 RECUR-14 RECUR-17",
+    also="LAW-04 LAW-05 LAW-08 LAW-21 RECUR-03 RECUR-08 RECUR-09 RECUR-10 RECUR-11 RECUR-13 RECUR-14 RECUR-17",
     seen_in="vllm-project/vllm#56524",
 )
 class RecurrentStateIsNotZeroed(kvref.RecurrentCache):

@@ -85,6 +85,15 @@ def recurrent(count=5, **sizes):
     return cache
 
 
+def load_parts(length, loaded, then):
+    """Load two parts, `layers` or `heads` each, of a state at length 3 and of one at `length` into a sequence of the same cache."""
+    cache = kvref.RecurrentCache(kvref.RecurrentConfig(4, 2, 2, 1, 1, 1, 1))
+    for count in (3, length, 0):
+        cache.append(cache.create(), *(np.ones((2, count, 2, width), np.float32) for width in (1, 1, 1, 2)))
+    cache.load(2, cache.save(0, **loaded))
+    cache.load(2, cache.save(1, **then))
+
+
 def shared():
     """Two sequences of one token each that share a block, and one free block too few to write to it and continue."""
     cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=2, block_size=2, num_layers=1, num_kv_heads=1, head_dim=2))
@@ -234,6 +243,17 @@ WORDS = [
         lambda: recurrent().append(0, *(np.full((1, 1, 1, width), np.nan, np.float32) for width in (1, 1, 1, 2))),
         errors.NonFinite,
         "tokens: expected finite values, got a NaN or an infinity",
+    ),
+    (lambda: recurrent().save(0, heads=[0, 2]), errors.HeadOutOfRange, f"heads, stop: {NUMBER} [0, 2), got 2"),
+    (
+        lambda: load_parts(2, {"layers": [0, 1]}, {"layers": [1, 2]}),
+        errors.ConfigError,
+        "load: expected a part of a state at length 3, like the earlier parts, got one of a state at length 2",
+    ),
+    (
+        lambda: load_parts(3, {"layers": [0, 1]}, {"heads": [0, 1]}),
+        errors.ConfigError,
+        "load: expected a part that does not overlap the earlier parts, got layers [0, 2), heads [0, 1)",
     ),
     (lambda: recurrent().commit(0, range(6)), errors.PositionOutOfRange, f"len(tokens): {NUMBER} [0, 6), got 6"),
     (
