@@ -86,7 +86,7 @@ def recurrent(count=5, **sizes):
 
 
 def load_parts(length, loaded, then):
-    """Load two parts, `layers` or `heads` each, of a state at length 3 and of one at `length` into a sequence of the same cache."""
+    """Load a part of a state at length 3, and then one of a state at `length`, into a sequence of the same cache."""
     cache = kvref.RecurrentCache(kvref.RecurrentConfig(4, 2, 2, 1, 1, 1, 1))
     for count in (3, length, 0):
         cache.append(cache.create(), *(np.ones((2, count, 2, width), np.float32) for width in (1, 1, 1, 2)))
