@@ -492,7 +492,7 @@ class InLlamaCpp:
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("architecture", hybrid_gguf.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", hybrid_gguf.LAYOUTS)
 def test_llama_cpp_keeps_the_states_of_sequences_apart(architecture, tmp_path):
     engine, length = InLlamaCpp(architecture, tmp_path / "canary.gguf"), prompt_length(architecture) + 10
     first, second = (continued_text(architecture, seed, length + 150) for seed in (1, 2))

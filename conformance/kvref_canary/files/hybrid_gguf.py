@@ -1,14 +1,16 @@
 """Hybrid canaries (kvref.canary.hybrid) as GGUF files, with llama.cpp's names, shapes and signs of the tensors."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvref.canary.dimensions import EPSILON
-from kvref.canary.hybrid import CONTEXT, TAPS, WORDS, require_hybrid
+from kvref.canary.hybrid import ARCHITECTURES, CONTEXT, TAPS, WORDS, require_hybrid
 from kvref.canary.hybrid_weights import (
     DELTA_DIM,
     DELTA_HEADS,
+    EXPERTS,
     HEAD_DIM,
     HEADS,
     HIDDEN,
@@ -21,38 +23,69 @@ from kvref.canary.hybrid_weights import (
     hybrid_weights,
 )
 from kvref.errors import ConfigError
-from kvref_canary.files.gguf import ARRAY, FLOAT32, INT32, UINT32, Key, encode_gguf, general_keys, tokenizer_keys
+from kvref_canary.files.gguf import ARRAY, BOOL, FLOAT32, INT32, UINT32, Key, encode_gguf, general_keys, tokenizer_keys
 from kvref_canary.files.huggingface import identity
 from kvref_conformance.implementation_api import NDArray
 
-ARCHITECTURES = {"lfm2": "lfm2", "mamba2": "mamba2", "falcon-h1": "falcon-h1", "qwen3.5": "qwen35"}
+
+@dataclass(frozen=True)
+class Layout:
+    """How llama.cpp stores an architecture.
+
+    name: llama.cpp's. blocks: how many layers it has. ssm_heads: of a layer with a matrix, 0 if there is none. delta_rule:
+    whether the matrix has the delta rule; the factors of norms are then those of the checkpoint plus 1. head_dim: of attention.
+    """
+
+    name: str
+    blocks: int = 1
+    ssm_heads: int = 4
+    delta_rule: bool = False
+    head_dim: int = HEAD_DIM
+
+
+LAYOUTS = {  # of the architectures that can be converted
+    "lfm2": Layout("lfm2", 3, ssm_heads=0),
+    "mamba2": Layout("mamba2", ssm_heads=8),
+    "falcon-h1": Layout("falcon-h1"),
+    "qwen3.5": Layout("qwen35", 2, DELTA_HEADS, True, QWEN_HEAD_DIM),
+    "granite-moe-hybrid": Layout("granitehybrid", 2, ssm_heads=8),
+    "nemotron-h": Layout("nemotron_h", 4),
+    "qwen3-next": Layout("qwen3next", 2, DELTA_HEADS, True, QWEN_HEAD_DIM),
+}
 NAMES = {
     r"^(model\.embed_tokens|backbone\.embeddings)": "token_embd", r"^lm_head": "output",
     r"^model\.embedding_norm": "token_embd_norm", r"^(model\.norm|model\.final_layernorm|backbone\.norm_f)": "output_norm",
     r"^(model|backbone)\.layers": "blk", r"\.(operator_norm|input_layernorm)\.": ".attn_norm.", r"(\d)\.norm\.": r"\1.attn_norm.",
     r"\.pre_ff_layernorm\.weight": ".ffn_norm", r"\.post_attention_layernorm\.": ".post_attention_norm.",
+    r"\.mlp\.gate\.": ".ffn_gate_inp.", r"\.mlp\.shared_expert_gate\.": ".ffn_gate_inp_shexp.",
+    r"\.mlp\.experts\.(gate|up|down)_proj\.": r".ffn_\1_exps.", r"\.mlp\.shared_expert\.(gate|up|down)_proj\.": r".ffn_\1_shexp.",
     r"\.feed_forward\.w1\.": ".ffn_gate.", r"\.feed_forward\.w3\.": ".ffn_up.", r"\.feed_forward\.w2\.": ".ffn_down.",
-    r"\.(feed_forward|mlp)\.(gate|up|down)_proj\.": r".ffn_\2.", r"\.self_attn\.(o_proj|out_proj)\.": ".attn_output.",
-    r"\.self_attn\.([qkv])_proj\.": r".attn_\1.", r"\.self_attn\.([qk])_(layer)?norm\.": r".attn_\1_norm.",
+    r"\.(feed_forward|mlp|shared_mlp|mixer)\.(gate|up|down)_proj\.": r".ffn_\2.",
+    r"\.(self_attn\.(o_proj|out_proj)|mixer\.o_proj)\.": ".attn_output.",
+    r"\.(self_attn|mixer)\.([qkv])_proj\.": r".attn_\2.", r"\.self_attn\.([qk])_(layer)?norm\.": r".attn_\1_norm.",
     r"\.conv\.(conv|in_proj|out_proj)\.": r".shortconv.\1.",
     r"\.linear_attn\.in_proj_qkv\.": ".attn_qkv.", r"\.linear_attn\.in_proj_z\.": ".attn_gate.",
     r"\.linear_attn\.in_proj_b\.": ".ssm_beta.", r"\.linear_attn\.in_proj_a\.": ".ssm_alpha.",
+    r"\.linear_attn\.in_proj_ba\.": ".ssm_ba.",
     r"\.(mixer|mamba|linear_attn)\.A_log$": ".ssm_a", r"\.(mixer|mamba)\.D$": ".ssm_d",
     r"\.(mixer|mamba|linear_attn)\.dt_bias$": ".ssm_dt.bias", r"\.(mixer|mamba)\.in_proj\.": ".ssm_in.",
     r"\.(mixer|mamba|linear_attn)\.(conv1d|norm)\.": r".ssm_\2.", r"\.(mixer|mamba|linear_attn)\.out_proj\.": ".ssm_out.",
 }  # fmt: skip
-SMALL = ("norm", "conv.conv", "conv1d", "ssm_a", "ssm_d", "bias")  # parts of the names of tensors that are float32
+SMALL = ("norm", "conv.conv", "conv1d", "ssm_a", "ssm_d", "bias", "gate_inp")  # parts of the names of tensors that are float32
 
 
 def hybrid_gguf_file(architecture: str, dtype: str = "bfloat16") -> bytes:
     """Return the file. dtype: of the matrices. Raises ConfigError for an architecture without a conversion."""
     require_hybrid(architecture)
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(f"--gguf: expected one of {', '.join(ARCHITECTURES)}, got {architecture}")
-    tensors = {tensor_name(name): _converted(architecture, name, tensor) for name, tensor in hybrid_weights(architecture).items()}
-    name = ARCHITECTURES[architecture]
-    keys = general_keys(name, identity(architecture, dtype))
-    keys |= {f"{name}.{key}": value for key, value in _sizes(architecture).items()}
+    if architecture not in LAYOUTS:
+        raise ConfigError(f"--gguf: expected one of {', '.join(LAYOUTS)}, got {architecture}")
+    layout = LAYOUTS[architecture]
+    made = _split_and_stacked(dict(hybrid_weights(architecture)))
+    tensors = {tensor_name(name): _converted(layout, name, tensor) for name, tensor in made.items()}
+    if layout.name == "granitehybrid":  # the second norm of a layer has the name of a Llama's
+        tensors = {name.replace("post_attention_norm", "ffn_norm"): tensor for name, tensor in tensors.items()}
+    keys = general_keys(layout.name, identity(architecture, dtype))
+    keys |= {f"{layout.name}.{key}": value for key, value in _sizes(architecture, layout).items()}
     wide = {name for name in tensors if not any(part in name for part in SMALL)}
     return encode_gguf(keys | tokenizer_keys(WORDS), tensors, dtype, wide)
 
@@ -64,44 +97,83 @@ def tensor_name(name: str) -> str:
     return name
 
 
-def _converted(architecture: str, name: str, tensor: NDArray) -> NDArray:
+def _split_and_stacked(tensors: dict[str, NDArray]) -> dict[str, NDArray]:
+    """Return the tensors as llama.cpp groups them: an MLP in two parts, projections of all heads together, experts stacked."""
+    made = dict[str, NDArray]()
+    for name, tensor in tensors.items():
+        if name.endswith("shared_mlp.input_linear.weight"):
+            for part, half in zip(("gate", "up"), np.split(tensor, 2), strict=True):
+                made[name.replace("input_linear", f"{part}_proj")] = half
+        elif name.endswith("in_proj_qkvz.weight"):
+            *parts, gate = tensor.reshape(DELTA_HEADS, 4, DELTA_DIM, HIDDEN).swapaxes(0, 1)
+            made[name.replace("qkvz", "qkv")] = np.concatenate(parts).reshape(-1, HIDDEN)
+            made[name.replace("qkvz", "z")] = gate.reshape(-1, HIDDEN)
+        elif ".experts." not in name:
+            made[name.replace("output_linear", "down_proj")] = tensor
+        elif ".experts.0." in name:
+            stack = [tensors[name.replace(".experts.0.", f".experts.{number}.")] for number in range(EXPERTS)]
+            made[name.replace(".experts.0.", ".experts.")] = np.stack(stack)
+    return made
+
+
+def _converted(layout: Layout, name: str, tensor: NDArray) -> NDArray:
     """Return a tensor as llama.cpp computes with it: rates without logarithm, factors of norms without an offset."""
     if name.endswith("A_log"):
         tensor = -np.exp(tensor)
-    elif architecture == "qwen3.5" and "norm" in name and not name.endswith("linear_attn.norm.weight"):
+    elif layout.delta_rule and "norm" in name and not name.endswith("linear_attn.norm.weight"):
         tensor = tensor + 1
-    if tensor.ndim == 3:
+    if layout.name == "granitehybrid" and name.endswith(("q_proj.weight", "k_proj.weight")):  # pairs are adjacent
+        halves = tensor.reshape(-1, 2, HEAD_DIM // 2, HIDDEN)
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+    if "conv" in name and tensor.ndim == 3:
         return tensor[:, 0]
-    if architecture != "qwen3.5" and name.endswith((".A_log", ".D")):
+    if name.endswith("shared_expert_gate.weight"):
+        return tensor[0]
+    if not layout.delta_rule and name.endswith((".A_log", ".D")):
         return tensor[:, None]
     return tensor[None] if name.endswith(("mixer.norm.weight", "mamba.norm.weight")) else tensor
 
 
-def _sizes(architecture: str) -> dict[str, Key]:
-    blocks = {"lfm2": 3, "qwen3.5": 2}.get(architecture, 1)
-    attends = architecture != "mamba2"
+def _sizes(architecture: str, layout: Layout) -> dict[str, Key]:
+    attends = ARCHITECTURES[architecture].attends
     found: dict[str, Key] = {
         "vocab_size": (UINT32, WORDS.vocabulary), "context_length": (UINT32, CONTEXT), "embedding_length": (UINT32, HIDDEN),
-        "block_count": (UINT32, blocks), "feed_forward_length": (UINT32, INTERMEDIATE if attends else 0),
+        "block_count": (UINT32, layout.blocks), "feed_forward_length": (UINT32, INTERMEDIATE if attends else 0),
         "attention.head_count": (UINT32, HEADS if attends else 0),
         "attention.layer_norm_rms_epsilon": (FLOAT32, EPSILON),
     }  # fmt: skip
     if attends:
-        head_dim = QWEN_HEAD_DIM if architecture == "qwen3.5" else HEAD_DIM
         found |= {
-            "attention.head_count_kv": (UINT32, KV_HEADS), "attention.key_length": (UINT32, head_dim),
-            "attention.value_length": (UINT32, head_dim), "rope.dimension_count": (UINT32, HEAD_DIM),
+            "attention.head_count_kv": (UINT32, KV_HEADS), "attention.key_length": (UINT32, layout.head_dim),
+            "attention.value_length": (UINT32, layout.head_dim), "rope.dimension_count": (UINT32, HEAD_DIM),
             "rope.freq_base": (FLOAT32, WORDS.theta),
         }  # fmt: skip
-    if architecture == "lfm2":  # layers without kv heads are convolutions
-        return found | {"attention.head_count_kv": (ARRAY, (INT32, [0, KV_HEADS, 0])), "shortconv.l_cache": (UINT32, TAPS)}
-    if architecture == "qwen3.5":
-        state, heads, groups, inner = DELTA_DIM, DELTA_HEADS, DELTA_HEADS, DELTA_HEADS * DELTA_DIM
-        found |= {"full_attention_interval": (UINT32, 2), "rope.dimension_sections": (ARRAY, (INT32, [11, 11, 10, 0]))}
-    else:
-        state, heads, groups = STATE_SIZE, 4 if attends else 8, 1
-        inner = heads * MAMBA_HEAD_DIM
+    found |= _own_sizes(architecture)
+    if not layout.ssm_heads:
+        return found
+    state, groups = (DELTA_DIM, layout.ssm_heads) if layout.delta_rule else (STATE_SIZE, 1)
+    inner = layout.ssm_heads * (DELTA_DIM if layout.delta_rule else MAMBA_HEAD_DIM)
     return found | {
         "ssm.conv_kernel": (UINT32, KERNEL), "ssm.state_size": (UINT32, state), "ssm.inner_size": (UINT32, inner),
-        "ssm.time_step_rank": (UINT32, heads), "ssm.group_count": (UINT32, groups),
+        "ssm.time_step_rank": (UINT32, layout.ssm_heads), "ssm.group_count": (UINT32, groups),
     }  # fmt: skip
+
+
+def _own_sizes(architecture: str) -> dict[str, Key]:
+    """The keys of one architecture. Layers without kv heads are not attention."""
+    return {
+        "lfm2": {"attention.head_count_kv": (ARRAY, (INT32, [0, KV_HEADS, 0])), "shortconv.l_cache": (UINT32, TAPS)},
+        "qwen3.5": {"full_attention_interval": (UINT32, 2), "rope.dimension_sections": (ARRAY, (INT32, [11, 11, 10, 0]))},
+        "granite-moe-hybrid": {
+            "attention.head_count_kv": (ARRAY, (INT32, [0, KV_HEADS])), "attention.scale": (FLOAT32, HEAD_DIM**-0.5),
+            "rope.scaling.finetuned": (BOOL, True),
+        },
+        "nemotron-h": {
+            "attention.head_count_kv": (ARRAY, (INT32, [0, KV_HEADS, 0, 0])),
+            "feed_forward_length": (ARRAY, (INT32, [0, 0, 0, INTERMEDIATE])), "attention.layer_norm_epsilon": (FLOAT32, EPSILON),
+        },
+        "qwen3-next": {
+            "full_attention_interval": (UINT32, 2), "expert_count": (UINT32, EXPERTS), "expert_used_count": (UINT32, 1),
+            "expert_feed_forward_length": (UINT32, INTERMEDIATE), "expert_shared_feed_forward_length": (UINT32, INTERMEDIATE),
+        },
+    }.get(architecture, {})  # fmt: skip

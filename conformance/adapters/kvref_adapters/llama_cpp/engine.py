@@ -322,6 +322,21 @@ class LlamaCppQwen35(LlamaCppHybrid):
     limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3.5")
 
 
+class LlamaCppGraniteMoeHybrid(LlamaCppHybrid):
+    name = "llama.cpp-granite-moe-hybrid"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("granite-moe-hybrid")
+
+
+class LlamaCppNemotronH(LlamaCppHybrid):
+    name = "llama.cpp-nemotron-h"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("nemotron-h")
+
+
+class LlamaCppQwen3Next(LlamaCppHybrid):
+    name = "llama.cpp-qwen3-next"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3-next")
+
+
 class LlamaCppLfm2Rollback(LlamaCppLfm2):
     name = "llama.cpp-lfm2-rollback"
     options: ClassVar[dict[str, Any]] = {"n_rs_seq": ROLLBACK}
