@@ -128,7 +128,7 @@ def _converted(layout: Layout, name: str, tensor: NDArray) -> NDArray:
     if "conv" in name and tensor.ndim == 3:
         return tensor[:, 0]
     if name.endswith("shared_expert_gate.weight"):
-        return tensor[0]
+        return tensor.reshape(-1)
     if not layout.delta_rule and name.endswith((".A_log", ".D")):
         return tensor[:, None]
     return tensor[None] if name.endswith(("mixer.norm.weight", "mamba.norm.weight")) else tensor
