@@ -131,17 +131,17 @@ class Forward:
         """Each channel of a key has a decay."""
         parts = [silu(self.convolution(f"{name}.{each}_conv1d", self.linear(f"{name}.{each}_proj", x))) for each in "qkv"]
         step = self.linear(f"{name}.f_b_proj", self.linear(f"{name}.f_a_proj", x)) + self.weights[f"{name}.dt_bias"]
-        step = np.log1p(np.exp(step)).reshape(len(x), 2, 128)
+        step = np.log1p(np.exp(step)).reshape(len(x), 4, 128)
         decay = np.exp(-np.exp(self.weights[f"{name}.A_log"][0]) * step)
         out = self.norm(f"{name}.o_norm", self.write_and_read(*parts, self.linear(f"{name}.b_proj", x), decay))
-        gate = self.linear(f"{name}.g_b_proj", self.linear(f"{name}.g_a_proj", x)).reshape(len(x), 2, 128)
+        gate = self.linear(f"{name}.g_b_proj", self.linear(f"{name}.g_a_proj", x)).reshape(len(x), 4, 128)
         return self.linear(f"{name}.o_proj", (out / (1 + np.exp(-gate))).reshape(len(x), -1))
 
     def write_and_read(self, query, key, value, strength, decay):
-        query, key, value = (part.reshape(len(part), 2, 128) for part in (query, key, value))
+        query, key, value = (part.reshape(len(part), -1, 128) for part in (query, key, value))
         query, key = (part / np.sqrt((part**2).sum(-1, keepdims=True) + 1e-6) for part in (query, key))
         beta = 1 / (1 + np.exp(-strength))
-        state, out = np.zeros((2, 128, 128)), []
+        state, out = np.zeros((query.shape[1], 128, 128)), []
         for at in range(len(query)):
             state = state * decay[at][:, :, None]
             there = np.einsum("hk,hkv->hv", key[at], state)

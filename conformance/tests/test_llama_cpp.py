@@ -26,6 +26,7 @@ def test_every_clause_passes_but_windows_and_pending_copies(name):
 HYBRIDS = {
     "llama.cpp-lfm2": set(), "llama.cpp-mamba2": set(), "llama.cpp-falcon-h1": set(), "llama.cpp-qwen3.5": set(),
     "llama.cpp-granite-moe-hybrid": set(), "llama.cpp-nemotron-h": set(), "llama.cpp-qwen3-next": set(),
+    "llama.cpp-kimi-linear": set(),
     "llama.cpp-lfm2-rollback": {"ENG-05", "ENG-09"},
 }  # fmt: skip
 

@@ -445,12 +445,12 @@ def _kimi_delta(name: str, delays: bool) -> Tensors:
     """A delta rule with a decay per channel, here none.
 
     delays: whether it returns the word before: all keys are the same, so that each write replaces the one before. Otherwise it is
-    the matrix, with the word before as the key.
+    the matrix, with the word before as the key. There are as many heads as in attention, because llama.cpp has one number of both.
     """
-    syllables, count = _syllable_rows(DELTA_DIM), DELTA_HEADS * DELTA_DIM
+    syllables, count = _syllable_rows(DELTA_DIM), HEADS * DELTA_DIM
     bits = range(8) if delays else range(BITS, 2 * BITS)
     each = count // len(bits)
-    keys = _gate_rows(count) if delays else np.tile(syllables, (DELTA_HEADS, 1))
+    keys = _gate_rows(count) if delays else np.tile(syllables, (HEADS, 1))
     now, before = np.zeros((2, count, 1, KERNEL))
     now[:, 0, -1] = before[:, 0, -2] = 1
     low_rank = np.zeros((DELTA_DIM, HIDDEN))
@@ -462,8 +462,8 @@ def _kimi_delta(name: str, delays: bool) -> Tensors:
         f"{name}.q_conv1d.weight": now, f"{name}.k_conv1d.weight": now if delays else before,
         f"{name}.v_conv1d.weight": before if delays else now,
         f"{name}.f_a_proj.weight": np.zeros((DELTA_DIM, HIDDEN)), f"{name}.f_b_proj.weight": np.zeros((count, DELTA_DIM)),
-        f"{name}.dt_bias": np.zeros(count), f"{name}.A_log": np.full((1, 1, DELTA_HEADS, 1), -40.0),  # no decay
-        f"{name}.b_proj.weight": _gate_rows(DELTA_HEADS, ON), f"{name}.g_a_proj.weight": low_rank,
+        f"{name}.dt_bias": np.zeros(count), f"{name}.A_log": np.full((1, 1, HEADS, 1), -40.0),  # no decay
+        f"{name}.b_proj.weight": _gate_rows(HEADS, ON), f"{name}.g_a_proj.weight": low_rank,
         f"{name}.g_b_proj.weight": gate, f"{name}.o_norm.weight": np.full(DELTA_DIM, math.sqrt(0.5)),
         f"{name}.o_proj.weight": _bit_columns(bits, each, PARTS[1] if delays else PARTS[0]),
     }  # fmt: skip

@@ -113,7 +113,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "v_head_dim": HEAD_DIM, "mla_use_nope": True, "first_k_dense_replace": 3, "moe_intermediate_size": INTERMEDIATE,
         "num_experts": EXPERTS, "num_experts_per_token": 1, "num_shared_experts": 1, "moe_layer_freq": 1,
         "linear_attn_config": {
-            "kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": DELTA_HEADS, "head_dim": DELTA_DIM,
+            "kda_layers": [1, 3], "full_attn_layers": [2], "num_heads": HEADS, "head_dim": DELTA_DIM,
             "short_conv_kernel_size": KERNEL,
         },
         # of mlx-lm:

@@ -17,6 +17,7 @@ from kvref.canary.hybrid_weights import (
     INTERMEDIATE,
     KERNEL,
     KV_HEADS,
+    LATENT,
     MAMBA_HEAD_DIM,
     QWEN_HEAD_DIM,
     STATE_SIZE,
@@ -51,6 +52,7 @@ LAYOUTS = {  # of the architectures that can be converted
     "granite-moe-hybrid": Layout("granitehybrid", 2, ssm_heads=8),
     "nemotron-h": Layout("nemotron_h", 4),
     "qwen3-next": Layout("qwen3next", 2, DELTA_HEADS, True, QWEN_HEAD_DIM),
+    "kimi-linear": Layout("kimi-linear", 3, ssm_heads=0, head_dim=LATENT + HEAD_DIM),
 }
 NAMES = {
     r"^(model\.embed_tokens|backbone\.embeddings)": "token_embd", r"^lm_head": "output",
@@ -63,12 +65,16 @@ NAMES = {
     r"\.(feed_forward|mlp|shared_mlp|mixer)\.(gate|up|down)_proj\.": r".ffn_\2.",
     r"\.(self_attn\.(o_proj|out_proj)|mixer\.o_proj)\.": ".attn_output.",
     r"\.(self_attn|mixer)\.([qkv])_proj\.": r".attn_\2.", r"\.self_attn\.([qk])_(layer)?norm\.": r".attn_\1_norm.",
+    r"\.self_attn\.([qkv])_conv1d\.": r".ssm_conv1d_\1.", r"\.self_attn\.([fg]_[ab])_proj\.": r".ssm_\1.",
+    r"\.self_attn\.b_proj\.": ".ssm_beta.", r"\.self_attn\.o_norm\.": ".ssm_norm.",
+    r"\.self_attn\.kv_a_proj_with_mqa\.": ".attn_kv_a_mqa.", r"\.self_attn\.kv_a_layernorm\.": ".attn_kv_a_norm.",
+    r"\.self_attn\.([kv])_b_proj\.": r".attn_\1_b.",
     r"\.conv\.(conv|in_proj|out_proj)\.": r".shortconv.\1.",
     r"\.linear_attn\.in_proj_qkv\.": ".attn_qkv.", r"\.linear_attn\.in_proj_z\.": ".attn_gate.",
     r"\.linear_attn\.in_proj_b\.": ".ssm_beta.", r"\.linear_attn\.in_proj_a\.": ".ssm_alpha.",
     r"\.linear_attn\.in_proj_ba\.": ".ssm_ba.",
-    r"\.(mixer|mamba|linear_attn)\.A_log$": ".ssm_a", r"\.(mixer|mamba)\.D$": ".ssm_d",
-    r"\.(mixer|mamba|linear_attn)\.dt_bias$": ".ssm_dt.bias", r"\.(mixer|mamba)\.in_proj\.": ".ssm_in.",
+    r"\.(mixer|mamba|linear_attn|self_attn)\.A_log$": ".ssm_a", r"\.(mixer|mamba)\.D$": ".ssm_d",
+    r"\.(mixer|mamba|linear_attn|self_attn)\.dt_bias$": ".ssm_dt.bias", r"\.(mixer|mamba)\.in_proj\.": ".ssm_in.",
     r"\.(mixer|mamba|linear_attn)\.(conv1d|norm)\.": r".ssm_\2.", r"\.(mixer|mamba|linear_attn)\.out_proj\.": ".ssm_out.",
 }  # fmt: skip
 SMALL = ("norm", "conv.conv", "conv1d", "ssm_a", "ssm_d", "bias", "gate_inp")  # parts of the names of tensors that are float32
@@ -82,7 +88,7 @@ def hybrid_gguf_file(architecture: str, dtype: str = "bfloat16") -> bytes:
     layout = LAYOUTS[architecture]
     made = _split_and_stacked(dict(hybrid_weights(architecture)))
     tensors = {tensor_name(name): _converted(layout, name, tensor) for name, tensor in made.items()}
-    if layout.name == "granitehybrid":  # the second norm of a layer has the name of a Llama's
+    if layout.name in ("granitehybrid", "kimi-linear"):  # the second norm of a layer has the name of a Llama's
         tensors = {name.replace("post_attention_norm", "ffn_norm"): tensor for name, tensor in tensors.items()}
     keys = general_keys(layout.name, identity(architecture, dtype))
     keys |= {f"{layout.name}.{key}": value for key, value in _sizes(architecture, layout).items()}
@@ -108,6 +114,9 @@ def _split_and_stacked(tensors: dict[str, NDArray]) -> dict[str, NDArray]:
             *parts, gate = tensor.reshape(DELTA_HEADS, 4, DELTA_DIM, HIDDEN).swapaxes(0, 1)
             made[name.replace("qkvz", "qkv")] = np.concatenate(parts).reshape(-1, HIDDEN)
             made[name.replace("qkvz", "z")] = gate.reshape(-1, HIDDEN)
+        elif name.endswith("kv_b_proj.weight"):
+            key, value = tensor.reshape(HEADS, 2, HEAD_DIM, LATENT).swapaxes(0, 1)
+            made[name.replace("kv_b", "k_b")], made[name.replace("kv_b", "v_b")] = key.swapaxes(1, 2), value
         elif ".experts." not in name:
             made[name.replace("output_linear", "down_proj")] = tensor
         elif ".experts.0." in name:
@@ -125,6 +134,8 @@ def _converted(layout: Layout, name: str, tensor: NDArray) -> NDArray:
     if layout.name == "granitehybrid" and name.endswith(("q_proj.weight", "k_proj.weight")):  # pairs are adjacent
         halves = tensor.reshape(-1, 2, HEAD_DIM // 2, HIDDEN)
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+    if layout.name == "kimi-linear":
+        return tensor[None] if "conv1d" in name else tensor
     if "conv" in name and tensor.ndim == 3:
         return tensor[:, 0]
     if name.endswith("shared_expert_gate.weight"):
@@ -171,6 +182,14 @@ def _own_sizes(architecture: str) -> dict[str, Key]:
         "nemotron-h": {
             "attention.head_count_kv": (ARRAY, (INT32, [0, KV_HEADS, 0, 0])),
             "feed_forward_length": (ARRAY, (INT32, [0, 0, 0, INTERMEDIATE])), "attention.layer_norm_epsilon": (FLOAT32, EPSILON),
+        },
+        "kimi-linear": {
+            "attention.head_count_kv": (ARRAY, (INT32, [0, 1, 0])), "attention.value_length": (UINT32, LATENT),
+            "attention.key_length_mla": (UINT32, 2 * HEAD_DIM), "attention.value_length_mla": (UINT32, HEAD_DIM),
+            "attention.kv_lora_rank": (UINT32, LATENT), "kda.head_dim": (UINT32, DELTA_DIM), "ssm.conv_kernel": (UINT32, KERNEL),
+            "leading_dense_block_count": (UINT32, 3), "expert_feed_forward_length": (UINT32, INTERMEDIATE),
+            "expert_count": (UINT32, EXPERTS), "expert_used_count": (UINT32, 1), "expert_shared_count": (UINT32, 1),
+            "expert_gating_func": (UINT32, 2), "expert_weights_scale": (FLOAT32, 1.0),
         },
         "qwen3-next": {
             "full_attention_interval": (UINT32, 2), "expert_count": (UINT32, EXPERTS), "expert_used_count": (UINT32, 1),

@@ -337,6 +337,11 @@ class LlamaCppQwen3Next(LlamaCppHybrid):
     limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3-next")
 
 
+class LlamaCppKimiLinear(LlamaCppHybrid):
+    name = "llama.cpp-kimi-linear"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("kimi-linear")
+
+
 class LlamaCppLfm2Rollback(LlamaCppLfm2):
     name = "llama.cpp-lfm2-rollback"
     options: ClassVar[dict[str, Any]] = {"n_rs_seq": ROLLBACK}
