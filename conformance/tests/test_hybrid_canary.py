@@ -287,6 +287,13 @@ def test_the_folder_has_a_config_words_and_weights(architecture, tmp_path):
     assert load(tmp_path) == HybridCanary(architecture)
 
 
+def test_the_documents_list_all_architectures():
+    spec, page = (Path(name).read_text().replace("\n", " ") for name in ("kvref/spec/engines.md", "docs/test-your-engine.md"))
+    for number, (name, parts) in enumerate(ARCHITECTURES.items(), 1):
+        assert f"{number} for {parts.title}" in spec
+        assert f"`{name}`" in page
+
+
 def test_the_command_writes_a_hybrid_canary(kvref, tmp_path):
     made = ("canary", "make", str(tmp_path / "made"), "--architecture", "qwen3.5", "--dtype", "float16")
     done = kvref(*made, "--gguf", str(tmp_path / "made.gguf"))

@@ -445,7 +445,7 @@ def _kimi_delta(name: str, delays: bool) -> Tensors:
     """A delta rule with a decay per channel, here none.
 
     delays: whether it returns the word before: all keys are the same, so that each write replaces the one before. Otherwise it is
-    the matrix, with the word before as the key. There are as many heads as in attention, because llama.cpp has one number of both.
+    the matrix, with the word before as the key. It has as many heads as attention, because llama.cpp has one number for both.
     """
     syllables, count = _syllable_rows(DELTA_DIM), HEADS * DELTA_DIM
     bits = range(8) if delays else range(BITS, 2 * BITS)
