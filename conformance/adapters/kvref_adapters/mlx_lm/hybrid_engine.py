@@ -68,6 +68,11 @@ class MlxLmQwen3Next(MlxLmHybrid):
     limits: ClassVar[dict[str, Any]] = hybrid_limits("qwen3-next")
 
 
+class MlxLmKimiLinear(MlxLmHybrid):
+    name = "mlx-lm-kimi-linear"
+    limits: ClassVar[dict[str, Any]] = hybrid_limits("kimi-linear")
+
+
 @load_once
 def _load(canary: HybridCanary, folder: Path) -> Any:
     write_hybrid(canary, folder)
