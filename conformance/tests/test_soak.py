@@ -129,7 +129,7 @@ STATES = "kvref.recurrent.RecurrentCache."
         (STATES + "begin", "if hit else None", "if not hit else None"),
         (STATES + "fork", "self._slots(parent.block)", "None"),
         (STATES + "append_batch", "zip(states, rows", "zip(states[::-1], rows"),
-        (STATES + "receive", "saved_file.read_into(self._spans(spare)", "saved_file.read_into(self._spans(spare)[:0]"),
+        (STATES + "receive", "self._spans(spare, part)", "self._spans(spare, part)[:0]"),
         (STATES + "_release", "self.pool.free(state.checkpoints.pop(length))", "state.checkpoints.pop(length)"),
     ],
     ids=lambda plant: plant[0].rpartition(".")[2],
