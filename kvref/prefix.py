@@ -1,17 +1,18 @@
 """The prefix cache: a paged cache that finds blocks of tokens that were computed before (automatic prefix caching).
 
-A full block is identified by a key: a hash of a salt, of all tokens before the block, and of its own tokens. `commit` records
-which tokens a sequence contains and adds its full blocks to the prefix index: they are cached. `begin` creates a sequence for a
-prompt and shares the longest run of cached blocks at its beginning, so that these tokens are not computed again. A cached block
-that no table lists is free and still found, until it is evicted: allocated for other tokens.
+A full block is identified by a key: a hash of a salt and an adapter, of all tokens before the block, of its own tokens, and of
+the media, such as images, of which these tokens are placeholders. `commit` records which tokens a sequence contains and adds its
+full blocks to the prefix index: they are cached. `begin` creates a sequence for a prompt and shares the longest run of cached
+blocks at its beginning, so that these tokens are not computed again. A cached block that no table lists is free and still found,
+until it is evicted: allocated for other tokens.
 """
 
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import BinaryIO
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from kvref.array import Array
 from kvref.backend import Backend, reference
 from kvref.block_pool import BlockPool, Blocks
 from kvref.block_sequences import BlockOwner
-from kvref.errors import InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, TokenOutOfRange, in_range
+from kvref.errors import InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, TokenOutOfRange, in_range, integer
 from kvref.paged import PagedCache, PagedConfig
 
 TOKEN_BYTES = 8  # per token in the input of the hash
@@ -30,24 +31,53 @@ MOST_TOKEN = 2**63  # tokens are below it
 Tokens = Sequence[int] | NDArray[np.int64]
 
 
-def block_keys(tokens: Tokens, block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> Iterator[bytes]:
+class Media(NamedTuple):
+    """Media content in a prompt: positions `[start, stop)` are placeholders of `content`, such as the hash of an image."""
+
+    start: int
+    stop: int
+    content: str
+
+
+def block_keys(
+    tokens: Tokens, block_size: int, salt: str = "", known: Sequence[bytes] = (), adapter: str = "", media: Sequence[Media] = ()
+) -> Iterator[bytes]:
     """Yield the key of each full block of `tokens`, in order: 32 bytes each.
 
-    The key of block i is sha256(key of block i - 1 + the block's tokens as little-endian int64). The key before block 0 is
-    sha256(sha256(salt in UTF-8)). Keys are the same in every process and for tokens of any integer type (PREFIX-15). No collision
-    of SHA-256 is known, so that equal keys mean equal tokens (PREFIX-03).
+    The key of block i is sha256(key of block i - 1 + the block's tokens as little-endian int64 + its media). The media of a block
+    are, for each item of `media` with positions in it, in order: where the item starts and where it ends in the block, relative
+    to the block's first position, as little-endian int64, and sha256(its content in UTF-8). An item that started in an earlier
+    block has a negative start; its end is at most block_size (PREFIX-18).
 
-    The salt is hashed twice. Otherwise a salt could be chosen whose bytes are a key and the tokens of a block, and its blocks
-    would have the keys of another salt.
+    The key before block 0 is sha256(sha256(sha256(salt in UTF-8) + sha256(adapter in UTF-8))). Keys are the same in every process
+    and for tokens of any integer type (PREFIX-15). No collision of SHA-256 is known, so that equal keys mean equal tokens
+    (PREFIX-03).
+
+    Salt and adapter have hashes of their own, so that no pair equals another (PREFIX-17). The key before block 0 is the only hash
+    of 32 bytes. Otherwise a salt could be chosen whose bytes are a key and the tokens of a block, and its blocks would have the
+    keys of another salt.
 
     known: the keys of the first blocks, which are not computed again and not yielded.
     """
-    key = known[-1] if known else hashlib.sha256(hashlib.sha256(salt.encode()).digest()).digest()
-    size = block_size * TOKEN_BYTES
-    numbers = np.asarray(tokens[len(known) * block_size :], "<i8").tobytes()
-    for start in range(0, len(numbers) - size + 1, size):
-        key = hashlib.sha256(key + numbers[start : start + size]).digest()
+    names = hashlib.sha256(salt.encode()).digest() + hashlib.sha256(adapter.encode()).digest()
+    key = known[-1] if known else hashlib.sha256(hashlib.sha256(names).digest()).digest()
+    first, size = len(known), block_size * TOKEN_BYTES
+    numbers = np.asarray(tokens[first * block_size :], "<i8").tobytes()
+    for block in range(len(numbers) // size):
+        position = (first + block) * block_size
+        content = numbers[block * size : (block + 1) * size] + _media_bytes(media, position, position + block_size)
+        key = hashlib.sha256(key + content).digest()
         yield key
+
+
+def _media_bytes(media: Sequence[Media], start: int, stop: int) -> bytes:
+    """What the key of a block contains about the media at its positions `[start, stop)`."""
+    return b"".join(
+        np.array([item.start - start, min(item.stop, stop) - start], "<i8").tobytes()
+        + hashlib.sha256(item.content.encode()).digest()
+        for item in media
+        if item.start < stop and item.stop > start
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,16 +187,22 @@ class IndexedBlockPool(BlockPool):
 
 @dataclass
 class CommittedTokens:
-    """Which tokens a sequence is known to contain, from position 0 on: the tokens, its salt, and the keys of its full blocks."""
+    """Which tokens a sequence is known to contain, from position 0 on, and the keys of its full blocks.
+
+    salt, adapter, media: what the sequence began with. The media can be at positions whose tokens are not committed yet.
+    """
 
     salt: str
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: list[bytes] = field(default_factory=list)
+    adapter: str = ""
+    media: tuple[Media, ...] = ()
 
     def truncate(self, length: int, block_size: int) -> None:
-        """Forget the committed tokens from position `length` on (PREFIX-02)."""
+        """Forget the committed tokens and the media from position `length` on (PREFIX-02, PREFIX-18)."""
         self.tokens = self.tokens[:length]
         del self.keys[length // block_size :]
+        self.media = tuple(item._replace(stop=min(item.stop, length)) for item in self.media if item.start < length)
 
     def add(self, numbers: NDArray[np.int64], written: int) -> None:
         """Record committed tokens, from position 0 on. written: the number of tokens that every layer has.
@@ -217,7 +253,7 @@ class PrefixIndexed(BlockOwner):
         """
         child = super().fork(sequence)
         committed = self._committed[int(sequence)]
-        self._committed[child] = CommittedTokens(committed.salt, committed.tokens, list(committed.keys))
+        self._committed[child] = replace(committed, keys=list(committed.keys))
         return child
 
     def truncate(self, sequence: int, length: int) -> None:
@@ -250,28 +286,32 @@ class PrefixCache(PrefixIndexed, PagedCache):
         super().__init__(config, backend)
         self.pool, self._committed = IndexedBlockPool(config.num_blocks), {}
 
-    def match(self, tokens: Sequence[int], salt: str = "") -> int:
-        """Return the hit: how many of the first tokens `begin(tokens, salt)` would find (PREFIX-01).
+    def match(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[Sequence[Any]] = ()) -> int:
+        """Return the hit: how many of the first tokens `begin` would find with these arguments (PREFIX-01).
 
-        It changes nothing (PREFIX-05). The hit is a multiple of block_size and less than the number of tokens. Raises
-        TokenOutOfRange.
+        It changes nothing (PREFIX-05). The hit is a multiple of block_size and less than the number of tokens. Raises as `begin`
+        does, except OutOfBlocks.
         """
-        return len(self._find_hit(token_numbers(tokens), salt)) * self.config.block_size
+        prompt = _prompt(tokens, salt, adapter, media)
+        return len(self._find_hit(prompt)) * self.config.block_size
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
+    def begin(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[Sequence[Any]] = ()) -> int:
         """Create a sequence for a prompt, which shares the cached blocks at its beginning, and return its id.
 
         The length of the sequence is the hit, which `match` returns (PREFIX-01). It is less than len(tokens), because the logits
         of the last token have to be computed. Blocks for the other tokens are allocated, and their keys and values are to be
-        written. tokens: integers in `[0, 2^63)`. salt: a string for everything else that keys and values depend on, such as an
-        adapter, an image or a tenant.
+        written.
 
-        Raises TokenOutOfRange, or OutOfBlocks with nothing changed (PREFIX-13).
+        tokens: integers in `[0, 2^63)`. salt: a string for everything else that keys and values depend on, such as a tenant.
+        adapter: the name of the adapter that the keys and values are computed with, empty for none (PREFIX-17). media: lists
+        `[start, stop, content]` in the order of positions: the tokens at [start, stop) are placeholders of `content` (PREFIX-18).
+
+        Raises TokenOutOfRange, PositionOutOfRange for media, or OutOfBlocks with nothing changed (PREFIX-13).
         """
-        numbers = token_numbers(tokens)
-        found = self._find_hit(numbers, salt)
+        prompt = _prompt(tokens, salt, adapter, media)
+        found = self._find_hit(prompt)
         entries = np.array([each.blocks for each in found], np.int32).reshape(-1, self.config.num_layers)
-        more = self._tables.entries_for(len(numbers)) - len(found)
+        more = self._tables.entries_for(len(prompt.tokens)) - len(found)
         needed = more * self.config.num_layers + self.pool.num_unreferenced(entries)
         if needed > self.pool.num_free:
             raise OutOfBlocks(f"out of blocks: {needed} needed, {self.pool.num_free} free")
@@ -280,8 +320,8 @@ class PrefixCache(PrefixIndexed, PagedCache):
         self.pool.share_many(entries.reshape(-1))
         self._tables.append(table, entries)
         self._tables.lengths[table] = hit
-        self.ensure_capacity(sequence, len(numbers))
-        self._committed[sequence] = CommittedTokens(salt, numbers[:hit], [each.key for each in found])
+        self.ensure_capacity(sequence, len(prompt.tokens))
+        self._committed[sequence] = replace(prompt, tokens=prompt.tokens[:hit], keys=[each.key for each in found])
         return sequence
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -293,7 +333,7 @@ class PrefixCache(PrefixIndexed, PagedCache):
         table, numbers = self._table(sequence), token_numbers(tokens)
         committed = self._committed[int(sequence)]
         committed.add(numbers, int(self._tables.lengths[table].min()))
-        keys, first = list(self._keys(committed.tokens, committed.salt, committed.keys)), len(committed.keys)
+        keys, first = list(self._keys(committed)), len(committed.keys)
         entries = np.arange(first, first + len(keys))[:, None]
         blocks = self._tables.at(table, np.arange(self.config.num_layers), entries)
         gone = max(0, int(self._tables.released[table].max()) - first)
@@ -325,18 +365,32 @@ class PrefixCache(PrefixIndexed, PagedCache):
         if self._table(sequence) != table:
             self._committed[int(sequence)].truncate(0, self.config.block_size)  # a file does not contain the tokens
 
-    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
-        return block_keys(tokens, self.config.block_size, salt, known)
+    def _keys(self, prompt: CommittedTokens) -> Iterator[bytes]:
+        """The keys of full blocks that are not known yet."""
+        return block_keys(prompt.tokens, self.config.block_size, prompt.salt, prompt.keys, prompt.adapter, prompt.media)
 
-    def _find_hit(self, tokens: Tokens, salt: str) -> list[CachedBlock]:
+    def _find_hit(self, prompt: CommittedTokens) -> list[CachedBlock]:
         """The index entries of the hit, in order: up to the first block that is not cached, never all tokens (PREFIX-09)."""
         found = list[CachedBlock]()
-        for key in self._keys(tokens[: max(0, len(tokens) - 1)], salt):
+        for key in self._keys(replace(prompt, tokens=prompt.tokens[:-1])):
             copy = self.pool.find(key)
             if copy is None:
                 break
             found.append(copy)
         return found
+
+
+def _prompt(tokens: Sequence[int], salt: str, adapter: str, media: Sequence[Sequence[Any]]) -> CommittedTokens:
+    """A prompt, as if all its tokens were committed. Raises TokenOutOfRange or PositionOutOfRange."""
+    numbers, items, end = token_numbers(tokens), list[Media](), 0
+    for start, stop, content in media:
+        item = Media(in_range(start, len(numbers), PositionOutOfRange, "start of media"), integer(stop) or 0, content)
+        if not end <= item.start < item.stop <= len(numbers):
+            allowed = f"positions in [{end}, {len(numbers)}) after the previous item, of at least one token"
+            raise PositionOutOfRange(f"media: expected {allowed}, got [{start}, {stop})")
+        items.append(item)
+        end = item.stop
+    return CommittedTokens(salt, numbers, adapter=adapter, media=tuple(items))
 
 
 def token_numbers(tokens: Sequence[int]) -> NDArray[np.int64]:

@@ -123,6 +123,8 @@ def describe_type(hint: Any) -> str:
     plain = {
         int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null", Array: "array",
     }  # fmt: skip
+    if items := [part for part in get_args(hint) if get_origin(part) is tuple]:
+        return f"list, each item a {describe_type(items[0])}"
     made = result_protocol(hint)
     several = "numbers" if float in get_args(hint) else "integers"
     return f"an object (`{made}`)" if made else plain.get(hint) or several
@@ -217,6 +219,8 @@ def _schema_of_type(hint: Any) -> dict[str, Any]:
     plain: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
     if hint in plain:
         return {"type": plain[hint]}
+    if items := [part for part in get_args(hint) if get_origin(part) is tuple]:
+        return {"type": "array", "items": _schema_of_type(items[0])}
     item = "number" if float in get_args(hint) else "integer"
     return {"$ref": "#/$defs/array"} if hint is Array else {"type": "array", "items": {"type": item}}
 

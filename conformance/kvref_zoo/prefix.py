@@ -1,6 +1,7 @@
 """Wrong prefix caches."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 import kvref
 from kvref.formats import FORMATS
 from kvref.formats.static_scales import StaticFloat8
-from kvref.prefix import CachedBlock, IndexedBlockPool, Tokens
+from kvref.prefix import CachedBlock, CommittedTokens, IndexedBlockPool
 from kvref_zoo.mutant import mutant
 
 
@@ -27,8 +28,8 @@ class OwnPool(kvref.PrefixCache):
 class PrefixAttendSkipsTheHit(kvref.PrefixCache):
     """`attend` leaves out the tokens of the hit: a request with a hit gets another answer than a request without."""
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
-        sequence = super().begin(tokens, salt)
+    def begin(self, tokens: Sequence[int], *label: Any, **named: Any) -> int:
+        sequence = super().begin(tokens, *label, **named)
         self.hits = getattr(self, "hits", {}) | {sequence: self.length(sequence, 0)}
         return sequence
 
@@ -48,15 +49,15 @@ class PrefixEvictsTheFirstBlockFirst(OwnPool):
             super()._return_blocks(blocks[::-1])
 
 
-@mutant("PREFIX-01", also="PREFIX-05 PREFIX-07 PREFIX-13")
+@mutant("PREFIX-01", also="PREFIX-03 PREFIX-05 PREFIX-07 PREFIX-08 PREFIX-12 PREFIX-13")
 class PrefixFindsEveryToken(kvref.PrefixCache):
     """A prompt whose blocks are all cached is found completely: no token is left to compute the first logits from."""
 
-    def _find_hit(self, tokens: Tokens, salt: str) -> list[CachedBlock]:
-        return super()._find_hit([*tokens, 0], salt)
+    def _find_hit(self, prompt: CommittedTokens) -> list[CachedBlock]:
+        return super()._find_hit(replace(prompt, tokens=np.append(prompt.tokens, 0)))
 
 
-@mutant("PREFIX-07", also="PREFIX-05 PREFIX-06 PREFIX-08 PREFIX-09 PREFIX-13 PREFIX-16")
+@mutant("PREFIX-07", also="LAW-01 PREFIX-05 PREFIX-06 PREFIX-08 PREFIX-09 PREFIX-13 PREFIX-16")
 class PrefixFindsEvictedBlocks(OwnPool):
     """A block that was evicted for other tokens is still found by its old tokens."""
 
@@ -74,18 +75,19 @@ class PrefixFindsPartialBlocks(kvref.PrefixCache):
         rest = len(tokens) % self.config.block_size
         if rest:  # pad the block's tokens with zeros and add it to the prefix index
             size, table, told = self.config.block_size, self._table(sequence), self._committed[int(sequence)]
-            filled = [*told.tokens[: len(tokens)], *[0] * (size - rest)]
-            *_, key = self._keys(filled, told.salt)
+            filled = np.append(told.tokens[: len(tokens)], np.zeros(size - rest, np.int64))
+            *_, key = self._keys(replace(told, tokens=filled, keys=[]))
             blocks = self._tables.at(table, np.arange(self.config.num_layers), len(tokens) // size)
             self.pool.add_to_index(CachedBlock(key, blocks))
 
 
-@mutant("PREFIX-03", seen_in="openvinotoolkit/openvino.genai#3722")
+@mutant("PREFIX-03", also="PREFIX-17 PREFIX-18", seen_in="openvinotoolkit/openvino.genai#3722")
 class PrefixFoundByHashAlone(kvref.PrefixCache):
     """Blocks are found by a hash with easy collisions, and tokens are not compared: a prompt gets the blocks of another one."""
 
-    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
-        size, key = self.config.block_size, known[-1] if known else salt.encode()
+    def _keys(self, prompt: CommittedTokens) -> Iterator[bytes]:
+        size, known, tokens = self.config.block_size, prompt.keys, prompt.tokens.tolist()
+        key = known[-1] if known else prompt.salt.encode()
         for start in range(len(known) * size, len(tokens) - size + 1, size):
             number = hash((int.from_bytes(key, "little"), *tokens[start : start + size]))
             key = number.to_bytes(8, "little", signed=True)
@@ -105,8 +107,8 @@ class PrefixHitCountsAsRoom(OwnPool):
 class PrefixHitWithoutScales(kvref.PrefixCache):
     """Attention over the tokens of a hit uses the codes as values: the scales are not passed for this part."""
 
-    def begin(self, tokens: Any, salt: str = "") -> int:
-        sequence = super().begin(tokens, salt)
+    def begin(self, tokens: Any, *label: Any, **named: Any) -> int:
+        sequence = super().begin(tokens, *label, **named)
         self._hits = getattr(self, "_hits", {}) | {sequence: self.length(sequence, 0)}
         return sequence
 
@@ -119,28 +121,49 @@ class PrefixHitWithoutScales(kvref.PrefixCache):
         return keys, values
 
 
-@mutant("PREFIX-03", also="PREFIX-01 PREFIX-04 PREFIX-07")
+@mutant("PREFIX-03", also="PREFIX-01 PREFIX-04 PREFIX-07 PREFIX-18")
 class PrefixParentIsLeftOut(kvref.PrefixCache):
     """A block is identified by its own tokens alone: it is found after any other tokens."""
 
-    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+    def _keys(self, prompt: CommittedTokens) -> Iterator[bytes]:
         size = self.config.block_size
-        for start in range(len(known) * size, len(tokens) - size + 1, size):
-            yield from super()._keys(tokens[start : start + size], salt)
+        for start in range(len(prompt.keys) * size, len(prompt.tokens) - size + 1, size):
+            yield from super()._keys(replace(prompt, tokens=prompt.tokens[start : start + size], keys=[]))
 
 
-@mutant("PREFIX-03", also="PREFIX-01 PREFIX-04 PREFIX-07 PREFIX-11 PREFIX-13")
+@mutant("PREFIX-03", also="PREFIX-01 PREFIX-04 PREFIX-07 PREFIX-11 PREFIX-13 PREFIX-17")
 class PrefixSaltIsLeftOut(kvref.PrefixCache):
-    """Blocks are found whatever their salt is.
+    """Blocks are found whatever their salt is: a tenant reads the keys and values of another."""
 
-    Requests with another adapter, or with none, read the keys and values of the first.
-    """
-
-    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
-        return super()._keys(tokens, "", known)
+    def _keys(self, prompt: CommittedTokens) -> Iterator[bytes]:
+        return super()._keys(replace(prompt, salt=""))
 
 
-@mutant("PREFIX-14", also="EDIT-04 PREFIX-02 PREFIX-09 SHARE-05 SHARE-07")
+@mutant("PREFIX-17", seen_in="ggml-org/llama.cpp#26207")
+class PrefixAdapterIsLeftOut(kvref.PrefixCache):
+    """Blocks are found whatever their adapter is: a request with another adapter, or with none, reads the keys of the first."""
+
+    def _keys(self, prompt: CommittedTokens) -> Iterator[bytes]:
+        return super()._keys(replace(prompt, adapter=""))
+
+
+@mutant("PREFIX-18", seen_in="LMCache/LMCache#690")
+class PrefixMediaAreLeftOut(kvref.PrefixCache):
+    """Blocks are found by their tokens alone. All images have the same placeholders: each later image is read as the first."""
+
+    def _keys(self, prompt: CommittedTokens) -> Iterator[bytes]:
+        return super()._keys(replace(prompt, media=()))
+
+
+@mutant("PREFIX-18", seen_in="LMCache/LMCache#4086")
+class PrefixSixteenBitsOfAContent(kvref.PrefixCache):
+    """Of the hash that identifies an image, its last four hexadecimal digits are kept: two images can have the same."""
+
+    def _keys(self, prompt: CommittedTokens) -> Iterator[bytes]:
+        return super()._keys(replace(prompt, media=tuple(item._replace(content=item.content[-4:]) for item in prompt.media)))
+
+
+@mutant("PREFIX-14", also="EDIT-04 PREFIX-02 PREFIX-09 PREFIX-18 SHARE-05 SHARE-07")
 class PrefixWritesToCachedBlocks(kvref.PrefixCache):
     """A sequence overwrites a cached block in place if no other sequence has it.
 

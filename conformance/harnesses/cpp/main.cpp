@@ -199,11 +199,19 @@ Integers tokens_of(const Json& args) {
     return tokens;
 }
 
+Prompt prompt_of(const Json& args) {
+    Prompt prompt{args.value("salt", ""), args.value("adapter", ""), tokens_of(args), {}};
+    for (const Json& item : args.value("media", Json::array())) {
+        prompt.media.push_back({integer(item.at(0), "PositionOutOfRange", "media"), integer(item.at(1), "PositionOutOfRange", "media"), item.at(2)});
+    }
+    return prompt;
+}
+
 Operations operations_of(std::shared_ptr<PrefixCache> cache) {
     Operations operations = operations_of(std::static_pointer_cast<PagedCache>(cache));
     operations.merge(Operations{
-        {"begin", [=](const Json& args) -> Json { return cache->begin(tokens_of(args), args.value("salt", "")); }},
-        {"match", [=](const Json& args) -> Json { return cache->match(tokens_of(args), args.value("salt", "")); }},
+        {"begin", [=](const Json& args) -> Json { return cache->begin(prompt_of(args)); }},
+        {"match", [=](const Json& args) -> Json { return cache->match(prompt_of(args)); }},
         {"commit", [=](const Json& args) -> Json {
              cache->commit(sequence_of(args), tokens_of(args));
              return nullptr;

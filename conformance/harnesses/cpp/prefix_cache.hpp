@@ -96,19 +96,57 @@ private:
     std::map<std::int64_t, std::vector<Part>> parts_;                   // by block, the index entries that contain it
 };
 
+// Positions [start, stop) of a prompt are placeholders of `content`, such as the hash of an image.
+struct MediaItem {
+    std::int64_t start, stop;
+    std::string content;
+};
+
+// A prompt: its tokens, and what else identifies its blocks.
+struct Prompt {
+    std::string salt, adapter;
+    Integers tokens;
+    std::vector<MediaItem> media;
+
+    // The tokens of a block, followed by the media in it, relative to its first position.
+    Integers block(std::int64_t start, std::int64_t stop, std::map<std::string, std::int64_t>& contents) const {
+        Integers found(tokens.begin() + start, tokens.begin() + stop);
+        for (const MediaItem& item : media) {
+            if (item.start >= stop || item.stop <= start) continue;
+            const std::int64_t content = contents.emplace(item.content, static_cast<std::int64_t>(contents.size())).first->second;
+            found.insert(found.end(), {item.start - start, std::min(item.stop, stop) - start, content});
+        }
+        return found;
+    }
+
+    void check_media() const {
+        std::int64_t end = 0;
+        for (const MediaItem& item : media) {
+            if (item.start < end || item.start >= item.stop || item.stop > static_cast<std::int64_t>(tokens.size())) {
+                throw KVError("PositionOutOfRange", "media: expected positions in [" + std::to_string(end) + ", " + std::to_string(tokens.size()) +
+                                                        "), got [" + std::to_string(item.start) + ", " + std::to_string(item.stop) + ")");
+            }
+            end = item.stop;
+        }
+    }
+};
+
 class PrefixCache : public PagedCache {
 public:
     explicit PrefixCache(const PagedConfig& config)
         : PagedCache(config, std::make_unique<FindablePool>(config.num_blocks)), findable_(static_cast<FindablePool*>(pool_.get())) {}
 
     // The hit: the number of leading tokens that `begin` finds cached, in whole blocks, and always fewer than all tokens.
-    std::int64_t match(const Integers& tokens, const std::string& salt) const {
-        return static_cast<std::int64_t>(find(tokens, salt).size()) * config_.block_size;
+    std::int64_t match(const Prompt& prompt) {
+        prompt.check_media();
+        return static_cast<std::int64_t>(find(prompt).size()) * config_.block_size;
     }
 
     // Creates a sequence with blocks for these tokens, of which the cached ones are reused.
-    std::int64_t begin(const Integers& tokens, const std::string& salt) {
-        const std::vector<const Integers*> found_blocks = find(tokens, salt);
+    std::int64_t begin(const Prompt& prompt) {
+        prompt.check_media();
+        const Integers& tokens = prompt.tokens;
+        const std::vector<const Integers*> found_blocks = find(prompt);
         const std::int64_t hit = static_cast<std::int64_t>(found_blocks.size());
         std::int64_t needed = (blocks_for(static_cast<std::int64_t>(tokens.size())) - hit) * config_.num_layers;
         for (const Integers* blocks : found_blocks) {
@@ -127,7 +165,8 @@ public:
             }
         }
         ensure_capacity(sequence, static_cast<std::int64_t>(tokens.size()));
-        told_[sequence] = {salt, Integers(tokens.begin(), tokens.begin() + hit * config_.block_size)};
+        Prompt& told = told_[sequence] = prompt;
+        told.tokens.resize(hit * config_.block_size);
         return sequence;
     }
 
@@ -135,7 +174,7 @@ public:
     void commit(std::int64_t sequence, const Integers& tokens) {
         const std::int64_t written = shortest(sequence), size = config_.block_size;
         in_range(static_cast<std::int64_t>(tokens.size()), written + 1, "PositionOutOfRange", "len(tokens)");
-        Told& told = told_.at(sequence);
+        Prompt& told = told_.at(sequence);
         for (std::size_t at = 0; at < std::min(tokens.size(), told.tokens.size()); ++at) {
             if (tokens[at] != told.tokens[at]) {
                 throw KVError("TokenMismatch", "token at position " + std::to_string(at) + ": expected " +
@@ -143,9 +182,9 @@ public:
             }
         }
         if (tokens.size() > told.tokens.size()) told.tokens = tokens;
-        Node* node = &roots_[told.salt];
+        Node* node = &roots_[{told.salt, told.adapter}];
         for (std::int64_t end = size; end <= static_cast<std::int64_t>(told.tokens.size()); end += size) {
-            std::unique_ptr<Node>& child = node->children[Integers(told.tokens.begin() + end - size, told.tokens.begin() + end)];
+            std::unique_ptr<Node>& child = node->children[told.block(end - size, end, contents_)];
             if (!child) child = std::make_unique<Node>();
             node = child.get();
             Integers blocks;
@@ -180,8 +219,9 @@ public:
     }
 
     void write(std::int64_t sequence, std::int64_t layer, std::int64_t start, const Tokens& tokens) override {
+        const std::int64_t before = length(sequence, layer);
         PagedCache::write(sequence, layer, start, tokens);
-        if (tokens.count > 0) forget_from(sequence, start);
+        if (tokens.count > 0 && start < before) forget_from(sequence, start);
     }
 
     void truncate(std::int64_t sequence, std::int64_t length) override {
@@ -198,25 +238,22 @@ protected:
     bool kept(std::int64_t block) const override { return findable_->findable(block); }
 
 private:
-    // The committed tokens of a sequence.
-    struct Told {
-        std::string salt;
-        Integers tokens;
-    };
-
+    // From position `start` on, a sequence has no committed tokens and no media.
     void forget_from(std::int64_t sequence, std::int64_t start) {
-        Integers& tokens = told_.at(sequence).tokens;
-        tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(start)));
+        Prompt& told = told_.at(sequence);
+        told.tokens.resize(std::min(told.tokens.size(), static_cast<std::size_t>(start)));
+        while (!told.media.empty() && told.media.back().start >= start) told.media.pop_back();
+        if (!told.media.empty()) told.media.back().stop = std::min(told.media.back().stop, start);
     }
 
     // The blocks of the longest cached prefix.
-    std::vector<const Integers*> find(const Integers& tokens, const std::string& salt) const {
+    std::vector<const Integers*> find(const Prompt& prompt) {
         std::vector<const Integers*> blocks;
-        const auto root = roots_.find(salt);
+        const auto root = roots_.find({prompt.salt, prompt.adapter});
         const Node* node = root == roots_.end() ? nullptr : &root->second;
         const std::int64_t size = config_.block_size;
-        for (std::int64_t end = size; node && end < static_cast<std::int64_t>(tokens.size()); end += size) {
-            const auto child = node->children.find(Integers(tokens.begin() + end - size, tokens.begin() + end));
+        for (std::int64_t end = size; node && end < static_cast<std::int64_t>(prompt.tokens.size()); end += size) {
+            const auto child = node->children.find(prompt.block(end - size, end, contents_));
             if (child == node->children.end() || child->second->copies.empty()) break;
             node = child->second.get();
             blocks.push_back(&node->copies.front());
@@ -225,6 +262,7 @@ private:
     }
 
     FindablePool* findable_;
-    std::map<std::string, Node> roots_;
-    std::map<std::int64_t, Told> told_;
+    std::map<std::pair<std::string, std::string>, Node> roots_;  // by salt and adapter
+    std::map<std::string, std::int64_t> contents_;               // the numbers of the contents of media
+    std::map<std::int64_t, Prompt> told_;                        // by sequence: its committed tokens, and its label
 };

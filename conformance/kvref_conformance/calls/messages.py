@@ -8,6 +8,7 @@ chose (such as the id of a sequence).
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ class CallRequest:
 def _positional_names(op: str, named: tuple[str, ...]) -> tuple[str, ...]:
     family, _, operation = op.partition(".")
     parameters = () if operation == "new" else operations(family)[operation].parameters
-    return tuple(name for name in parameters if name in named)
+    return tuple(takewhile(lambda name: name in named, parameters))  # after an optional argument that is absent, by name
 
 
 @dataclass(frozen=True)

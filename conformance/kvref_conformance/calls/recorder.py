@@ -1,5 +1,6 @@
 """Calls of an implementation: converts arguments and results, limits the time of each call, and records the call trace."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -246,6 +247,7 @@ class CallRecorder(ABC):
             if "NotOffered" in error_kinds(error):
                 raise (NotOffered if exchange.request.name == "new" else OperationDeclined)(said.message) from error
             if not said.where:  # no line of the implementation ran: its signature does not accept the arguments
+                _decline_optional(exchange.request, function, args)
                 said = replace(said, where=defined_at(function))
             exchange.reply = CallReply(error=said)
             if isinstance(error, Exception):
@@ -294,6 +296,17 @@ def _similar_method(held: Any, name: str, family: str) -> str:
     others = [each for each in dir(type(held)) if not each.startswith("_") and each not in operations(family)]
     similar = get_close_matches(name, others, n=1, cutoff=0.8)
     return f" (the object has {similar[0]})" if similar else ""
+
+
+def _decline_optional(request: CallRequest, function: Callable[..., Any], args: dict[str, Any]) -> None:
+    """Raise OperationDeclined if a method lacks an optional argument of the call: it does not support this argument."""
+    optional = () if request.name == "new" else operations(request.family)[request.name].optional
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a method in C without a signature
+        return
+    if missing := [name for name in optional if name in args and name not in parameters]:
+        raise OperationDeclined(f"{request.op} with the argument {missing[0]}")
 
 
 def _require_operations(op: str, family: str, made: Any, factory: Callable[..., Any]) -> None:

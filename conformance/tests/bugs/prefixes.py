@@ -8,23 +8,24 @@ from bugs.plant import bug, hidden, in_source
 from kvref.attention import attention
 from kvref.block_pool import BlockPool
 from kvref.paged import PagedCache
-from kvref.prefix import CachedBlock, CommittedTokens, IndexedBlockPool, PrefixCache, block_keys
+from kvref.prefix import CachedBlock, CommittedTokens, IndexedBlockPool, PrefixCache, block_keys, token_numbers
 
 FIND, BEGIN, COMMIT, KEYS = (f"kvref.prefix.{name}" for name in (
     "PrefixCache._find_hit", "PrefixCache.begin", "PrefixCache.commit", "block_keys",
 ))  # fmt: skip
-BLOCK = "numbers[start : start + size]"  # of a block's key: its tokens
+MEDIA, FORK = "kvref.prefix._media_bytes", "kvref.prefix.PrefixIndexed.fork"
+BLOCK = "numbers[block * size : (block + 1) * size]"  # of a block's key: its tokens
 NUMBERS = f'np.frombuffer({BLOCK}, "<i8")'
 
 
 @bug("PREFIX-01")
 def every_token_may_be_found(patch):
-    in_source(patch, FIND, "tokens[: max(0, len(tokens) - 1)]", "tokens")
+    in_source(patch, FIND, "prompt.tokens[:-1]", "prompt.tokens")
 
 
 @bug("PREFIX-01")
 def no_room_is_made_for_the_rest(patch):
-    in_source(patch, BEGIN, "self.ensure_capacity(sequence, len(numbers))", "pass")
+    in_source(patch, BEGIN, "self.ensure_capacity(sequence, len(prompt.tokens))", "pass")
 
 
 @bug("PREFIX-01", "PREFIX-12")
@@ -44,7 +45,9 @@ def commits_may_contradict(patch):
 
 @bug("PREFIX-02")
 def what_was_found_may_be_contradicted(patch):
-    in_source(patch, BEGIN, "CommittedTokens(salt, numbers[:hit], [each.key for each in found])", "CommittedTokens(salt)")
+    in_source(
+        patch, BEGIN, "replace(prompt, tokens=prompt.tokens[:hit], keys=[each.key for each in found])", "CommittedTokens(salt)"
+    )
 
 
 @bug("PREFIX-02")
@@ -59,7 +62,7 @@ def the_salt_is_left_out(patch):
 
 @bug("PREFIX-03")
 def a_block_is_known_by_its_own_tokens(patch):
-    in_source(patch, KEYS, "sha256(key + numbers", "sha256(numbers")
+    in_source(patch, KEYS, "sha256(key + content)", "sha256(content)")
 
 
 @bug("PREFIX-03")
@@ -74,7 +77,7 @@ def a_block_is_known_by_pythons_hash(patch):
 
 @bug("PREFIX-03")
 def a_block_is_known_by_64_bits(patch):
-    def keys(tokens, block_size, salt="", known=()):
+    def keys(tokens, block_size, salt="", known=(), *label):
         key = known[-1] if known else salt.encode()
         for start in range(len(known) * block_size, len(tokens) - block_size + 1, block_size):
             numbers = np.array([*tokens[start : start + block_size]], "<i8")
@@ -92,15 +95,15 @@ def tokens_are_known_by_32_bits(patch):
 
 @bug("PREFIX-04")
 def blocks_that_are_not_full_are_found(patch):
-    in_source(patch, KEYS, "len(numbers) - size + 1", "len(numbers)")
+    in_source(patch, KEYS, "range(len(numbers) // size)", "range(-(-len(numbers) // size))")
 
 
 @bug("PREFIX-04")
 def what_was_only_asked_for_is_found(patch):
     begin = PrefixCache.begin
 
-    def at_once(self, tokens, salt=""):
-        sequence = begin(self, tokens, salt)
+    def at_once(self, tokens, salt="", *label, **named):
+        sequence = begin(self, tokens, salt, *label, **named)
         table = self._table(sequence)
         for entry, key in enumerate(block_keys(list(map(int, tokens)), self.config.block_size, salt)):
             self.pool.add_to_index(CachedBlock(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
@@ -113,12 +116,12 @@ def what_was_only_asked_for_is_found(patch):
 def matching_makes_blocks_young_again(patch):
     match = PrefixCache.match
 
-    def touching(self, tokens, salt=""):
-        for found in self._find_hit(list(map(int, tokens)), salt):
+    def touching(self, tokens, salt="", *label, **named):
+        for found in self._find_hit(CommittedTokens(salt, token_numbers(tokens))):
             for block in found.blocks.tolist():
                 if block in self.pool._evictable:
                     self.pool._evictable.move_to_end(block)
-        return match(self, tokens, salt)
+        return match(self, tokens, salt, *label, **named)
 
     patch.setattr(PrefixCache, "match", touching)
 
@@ -325,8 +328,8 @@ def eight_letters_of_a_salt_count(patch):
 def the_latest_salt_is_everyones(patch):
     begin = PrefixCache.begin
 
-    def remembering(self, tokens, salt=""):
-        sequence = begin(self, tokens, salt)
+    def remembering(self, tokens, salt="", *label, **named):
+        sequence = begin(self, tokens, salt, *label, **named)
         for told in self._committed.values():
             told.salt = salt
         return sequence
@@ -406,3 +409,99 @@ def attention_uses_the_table_from_before_a_copy(patch):
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
 
     patch.setattr(PagedCache, "attend", attend)
+
+
+@bug("PREFIX-17")
+def the_adapter_is_left_out(patch):
+    in_source(patch, KEYS, "adapter.encode()", 'b""')
+
+
+@bug("PREFIX-17")
+def salt_and_adapter_are_joined(patch):
+    joined = "hashlib.sha256(salt.encode()).digest() + hashlib.sha256(adapter.encode()).digest()"
+    in_source(patch, KEYS, joined, 'f"{salt}{adapter}".encode()')
+
+
+@bug("PREFIX-17")
+def an_adapter_is_taken_for_a_salt(patch):
+    in_source(patch, KEYS, "    names =", "    salt, adapter = sorted((salt, adapter))\n    names =")
+
+
+@bug("PREFIX-17")
+def a_fork_has_no_adapter(patch):
+    in_source(patch, FORK, "keys=list(committed.keys)", 'keys=list(committed.keys), adapter=""')
+
+
+@bug("PREFIX-17")
+def commit_ignores_the_adapter(patch):
+    in_source(patch, COMMIT, "self._keys(committed)", 'self._keys(replace(committed, adapter=""))')
+
+
+@bug("PREFIX-18")
+def media_are_left_out(patch):
+    in_source(patch, KEYS, "_media_bytes(media, position, position + block_size)", 'b""')
+
+
+@bug("PREFIX-18")
+def the_part_of_a_content_is_left_out(patch):
+    in_source(patch, MEDIA, "item.start - start,", "max(item.start - start, 0),")
+
+
+@bug("PREFIX-18")
+def the_end_of_media_is_left_out(patch):
+    in_source(patch, MEDIA, "min(item.stop, stop) - start", "0")
+
+
+@bug("PREFIX-18")
+def media_after_a_block_matter(patch):
+    in_source(patch, MEDIA, "min(item.stop, stop) - start", "item.stop - start")
+
+
+@bug("PREFIX-18")
+def media_that_begin_after_a_block_matter(patch):
+    in_source(patch, MEDIA, "item.start < stop and", "item.start <= stop and")
+
+
+@bug("PREFIX-18")
+def the_first_media_of_a_block_matter(patch):
+    in_source(patch, KEYS, "position, position + block_size)", "position, position + block_size)[:48]")
+
+
+@bug("PREFIX-18")
+def sixteen_letters_of_a_content_matter(patch):
+    in_source(patch, MEDIA, "item.content.encode()", "item.content[:16].encode()")
+
+
+@bug("PREFIX-18")
+def a_fork_has_no_media(patch):
+    in_source(patch, FORK, "keys=list(committed.keys)", "keys=list(committed.keys), media=()")
+
+
+@bug("PREFIX-18")
+def truncated_media_stay(patch):
+    in_source(patch, "kvref.prefix.CommittedTokens.truncate", "self.media = tuple(", "tuple(")
+
+
+@bug("PREFIX-18")
+def cut_media_end_with_their_first_position(patch):
+    in_source(patch, "kvref.prefix.CommittedTokens.truncate", "stop=min(item.stop, length)", "stop=item.start + 1")
+
+
+@bug("PREFIX-18")
+def media_of_the_hit_alone_are_kept(patch):
+    in_source(
+        patch,
+        BEGIN,
+        "keys=[each.key for each in found])",
+        "keys=[each.key for each in found], media=tuple(item for item in prompt.media if item.start < hit))",
+    )
+
+
+@bug("PREFIX-18")
+def overlapping_media_are_accepted(patch):
+    in_source(patch, "kvref.prefix._prompt", "not end <= item.start <", "not item.start <")
+
+
+@bug("PREFIX-18")
+def media_past_the_end_are_accepted(patch):
+    in_source(patch, "kvref.prefix._prompt", " <= len(numbers):", ":")

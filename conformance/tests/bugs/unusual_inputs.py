@@ -187,9 +187,9 @@ def rows_from_the_ninth_on_are_the_eighth(patch):
 def salts_are_known_by_twelve_bits(patch):
     keys = kvref.prefix.block_keys
 
-    def few(tokens, block_size, salt="", known=()):
+    def few(tokens, block_size, salt="", *rest):
         number = int.from_bytes(hashlib.sha256(salt.encode()).digest()[:4], "big") % 4096 if len(salt) > 8 else salt
-        return keys(tokens, block_size, str(number), known)
+        return keys(tokens, block_size, str(number), *rest)
 
     patch.setattr(kvref.prefix, "block_keys", few)
 

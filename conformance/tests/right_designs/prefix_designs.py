@@ -29,15 +29,15 @@ class ChainedHashes(Paged):
         self.evictable = OrderedDict()  # cached blocks without references, in the order of their release
         self.entries = {}  # block -> its entries
         self.index = self.make_index()
-        self.salts, self.committed = {}, {}
+        self.labels, self.media, self.committed = {}, {}, {}
         return list(range(self.total))
 
     def make_index(self):
         return {}
 
-    def walk(self, tokens, salt, count):
+    def walk(self, tokens, label, count):
         """The list of copies of each of the first `count` full blocks."""
-        found, digest = [], hashlib.sha256(repr(salt).encode()).digest()
+        found, digest = [], hashlib.sha256(repr(label).encode()).digest()
         for start, stop in pairwise(range(0, count * self.size + 1, self.size)):
             digest = hashlib.sha256(digest + repr(tokens[start:stop]).encode()).digest()
             found.append(self.index.setdefault(digest, []))
@@ -91,43 +91,64 @@ class ChainedHashes(Paged):
 
     def create(self):
         sequence = super().create()
-        self.salts[sequence], self.committed[sequence] = "", []
+        self.labels[sequence], self.media[sequence], self.committed[sequence] = ("", ""), {}, []
         return sequence
 
     def fork(self, sequence):
         child = super().fork(sequence)
-        self.salts[child], self.committed[child] = self.salts[sequence], list(self.committed[sequence])
+        self.labels[child], self.media[child] = self.labels[sequence], dict(self.media[sequence])
+        self.committed[child] = list(self.committed[sequence])
         return child
 
     def store(self, places, rows):
+        before = {place: self.counts[place[0]][place[1]] for place in places}
         super().store(places, rows)
-        for (sequence, _), (start, which) in places.items():
-            if len(which):
-                del self.committed[sequence][start:]
+        for (sequence, layer), (start, which) in places.items():
+            if len(which) and start < before[sequence, layer]:
+                self.forget(sequence, start)
 
     def truncate(self, sequence, length):
         super().truncate(sequence, length)
-        del self.committed[sequence][int(length) :]
+        self.forget(sequence, int(length))
 
     def remove(self, sequence, start, stop, frequencies=None, layout="halves"):
         super().remove(sequence, start, stop, frequencies, layout)
         if stop > start:
-            del self.committed[sequence][int(start) :]
+            self.forget(sequence, int(start))
 
-    def match(self, tokens, salt=""):
-        return self.size * len(self.hit(self.tokens(tokens), salt))
+    def forget(self, sequence, position):
+        del self.committed[sequence][position:]
+        self.media[sequence] = {at: part for at, part in self.media[sequence].items() if at < position}
 
-    def hit(self, tokens, salt):
+    def match(self, tokens, salt="", adapter="", media=()):
+        tokens = self.tokens(tokens)
+        return self.size * len(self.hit(tokens, (salt, adapter), self.parts(media, len(tokens))))
+
+    def parts(self, media, count):
+        """What each placeholder stands for, by position."""
+        found, last = {}, 0
+        for start, stop, content in media:
+            if not last <= start < stop <= count:
+                raise POSITION(f"media [{start}, {stop})")
+            found |= {at: (content, at - start) for at in range(start, stop)}
+            last = stop
+        return found
+
+    def marked(self, tokens, parts):
+        return [(token, parts.get(at)) for at, token in enumerate(tokens)]
+
+    def hit(self, tokens, label, parts):
         found = []
-        for copies in self.walk(tokens, salt, max(0, len(tokens) - 1) // self.size):
+        for copies in self.walk(self.marked(tokens, parts), label, max(0, len(tokens) - 1) // self.size):
             if not copies:
                 break
             found.append(copies[-1].blocks)
         return found
 
-    def begin(self, tokens, salt=""):
+    def begin(self, tokens, salt="", adapter="", media=()):
         tokens = self.tokens(tokens)
-        found, sequence = self.hit(tokens, salt), self.create()
+        parts = self.parts(media, len(tokens))
+        found, sequence = self.hit(tokens, (salt, adapter), parts), self.create()
         try:
             with self.undo():
                 for blocks in found:
@@ -138,7 +159,8 @@ class ChainedHashes(Paged):
             del self.tables[sequence]
             raise
         self.counts[sequence] = [len(found) * self.size] * self.layers
-        self.salts[sequence], self.committed[sequence] = salt, tokens[: len(found) * self.size]
+        self.labels[sequence], self.media[sequence] = (salt, adapter), parts
+        self.committed[sequence] = tokens[: len(found) * self.size]
         return sequence
 
     def commit(self, sequence, tokens):
@@ -150,7 +172,9 @@ class ChainedHashes(Paged):
         if any(a != b for a, b in zip(tokens, known, strict=False)):
             raise MISMATCH("other tokens are committed")
         self.committed[sequence] = tokens + known[len(tokens) :]
-        for number, copies in enumerate(self.walk(tokens, self.salts[sequence], len(tokens) // self.size)):
+        for number, copies in enumerate(
+            self.walk(self.marked(tokens, self.media[sequence]), self.labels[sequence], len(tokens) // self.size)
+        ):
             blocks = self.tables[sequence][number]
             if RELEASED in blocks or any(entry.blocks == blocks for entry in copies):
                 continue
@@ -181,8 +205,8 @@ class RadixTree(ChainedHashes):
 
     merges = True
 
-    def walk(self, tokens, salt, count):
-        found, node = [], self.index.setdefault(salt, {})
+    def walk(self, tokens, label, count):
+        found, node = [], self.index.setdefault(label, {})
         for start, stop in pairwise(range(0, count * self.size + 1, self.size)):
             copies, node = node.setdefault(tuple(tokens[start:stop]), ([], {}))
             found.append(copies)

@@ -82,9 +82,9 @@ def match_of_several_blocks_is_a_use(patch: pytest.MonkeyPatch) -> None:
     """A `match` of two blocks or more moves them to the end of the order of eviction."""
 
     @around(patch, PrefixCache, "match")
-    def match(original: Any, self: Any, tokens: Any, salt: str = "") -> Any:
-        hit = original(self, tokens, salt)
-        found = self._find_hit(token_numbers(tokens), salt)
+    def match(original: Any, self: Any, tokens: Any, *label: Any, **named: Any) -> Any:
+        hit = original(self, tokens, *label, **named)
+        found = self._find_hit(CommittedTokens("".join(label[:1]), token_numbers(tokens)))
         for block in [each for entry in reversed(found) for each in entry.blocks.tolist()] if len(found) > 1 else []:
             if block in self.pool._evictable:
                 self.pool._evictable.move_to_end(block)
@@ -106,11 +106,11 @@ def a_begin_without_room_is_a_use(patch: pytest.MonkeyPatch) -> None:
     """A `begin` that raises OutOfBlocks has shared and freed the blocks of its hit, which are evicted later than before."""
 
     @around(patch, PrefixCache, "begin")
-    def begin(original: Any, self: Any, tokens: Any, salt: str = "") -> Any:
+    def begin(original: Any, self: Any, tokens: Any, *label: Any, **named: Any) -> Any:
         try:
-            return original(self, tokens, salt)
+            return original(self, tokens, *label, **named)
         except OutOfBlocks:
-            found = self._find_hit(token_numbers(tokens), salt)
+            found = self._find_hit(CommittedTokens("".join(label[:1]), token_numbers(tokens)))
             blocks = np.array([entry.blocks for entry in found], np.int32).reshape(-1)
             self.pool.share_many(blocks)
             self.pool.free_many(blocks[::-1])
@@ -181,7 +181,7 @@ def commit_pairs_the_remaining_blocks_with_the_first_keys(patch: pytest.MonkeyPa
         table, numbers = self._table(sequence), token_numbers(tokens)
         committed = self._committed[int(sequence)]
         committed.add(numbers, int(self._tables.lengths[table].min()))
-        new, first = list(self._keys(committed.tokens, committed.salt, committed.keys)), len(committed.keys)
+        new, first = list(self._keys(committed)), len(committed.keys)
         entries = np.arange(first, first + len(new))[:, None]
         blocks = self._tables.at(table, np.arange(self.config.num_layers), entries)
         gone = max(0, int(self._tables.released[table].max()) - first)

@@ -16,7 +16,7 @@ FAMILY = Family(
     small=PAGES.small,
     speaks_for=(
         *(clause for clause in PAGES.speaks_for if not clause.startswith("MOVE")),  # checks judge hits after load
-        *(f"PREFIX-{n:02}" for n in range(1, 16)),
+        *(f"PREFIX-{n:02}" for n in (*range(1, 16), 17, 18)),
     ),
     gives={**PAGES.gives, "begin": "sequence"},
     several=PAGES.several,
@@ -28,25 +28,27 @@ FAMILY = Family(
 )
 
 
+MediaItem = tuple[int, int, str]  # the placeholders of a content: start, stop, content
+
 # The typed protocol of the prefix cache: the operations of a paged cache, and begin, commit, match and reset.
 
 ERRORS: dict[str, str] = OF_PAGES | {
-    "begin": "TokenOutOfRange OutOfBlocks",
+    "begin": "TokenOutOfRange PositionOutOfRange OutOfBlocks",
     "commit": "SequenceNotFound TokenOutOfRange PositionOutOfRange TokenMismatch",
-    "match": "TokenOutOfRange",
+    "match": "TokenOutOfRange PositionOutOfRange",
     "reset": "InUse",
 }
 
 
 class Prefix(Paged, Protocol):
     """`begin` creates a sequence with the cached prefix of the tokens, and allocates blocks for all of them, or none. The length
-    of the sequence is that of the prefix. `commit` declares the tokens at the first positions of a sequence. `attend` is that of
-    the paged cache.
+    of the sequence is that of the prefix. `media` are lists [start, stop, content] of positions and of their content. `commit`
+    declares the tokens at the first positions of a sequence. `attend` is that of the paged cache.
     """
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> int: ...
+    def begin(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> int: ...
     def commit(self, sequence: int, tokens: Sequence[int]) -> None: ...
-    def match(self, tokens: Sequence[int], salt: str = "") -> int: ...
+    def match(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> int: ...
     def reset(self) -> None: ...
 
 

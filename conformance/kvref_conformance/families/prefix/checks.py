@@ -315,7 +315,7 @@ def commit_uses_the_salt_of_its_sequence(subject: Subject) -> None:
         served.write(sequence, 0, 2 * size)
         served.cache.commit(sequence, served.prompts[sequence][0])
     for sequence in sequences:
-        tokens, own = served.prompts[sequence]
+        tokens, own, *_ = served.prompts[sequence]
         for salt in ("", "a", "b"):
             served.finds([*tokens, OTHER], 2 * size * (salt == own), salt)
 

@@ -1,6 +1,6 @@
-"""A prefix cache that serves prompts as an engine does: keys and values depend on the salt and all tokens up to their position.
+"""A prefix cache that serves prompts as an engine does: keys and values depend on all tokens and media up to their position.
 
-They are content (see testlib/tagged_content.py) of a stream that is a hash of the salt and these tokens. A block that is
+They are content (see testlib/tagged_content.py) of a stream that is a hash of the label and these tokens. A block that is
 found for a wrong prompt thus contains other values than the model expects.
 """
 
@@ -15,6 +15,7 @@ from kvref_conformance.calls.proxy import ObjectProxy
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.fixture import layers_of, reserve, room, tables_alone, to_be_filled, with_room
+from kvref_conformance.families.prefix import MediaItem
 from kvref_conformance.families.prefix.model import Prefix
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import assert_equal, assert_pair
@@ -30,9 +31,12 @@ def prompt(count: int, which: int = 1) -> list[int]:
     return [which * 1000 + position for position in range(count)]
 
 
-def streams(tokens: Tokens, salt: str = "") -> NDArray:
-    """Returns int64 [n]: a hash of the salt and the tokens up to each position."""
+def streams(tokens: Tokens, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> NDArray:
+    """Returns int64 [n]: a hash of the salt, the adapter, and the tokens and media up to each position."""
     numbers: NDArray = np.array(tokens, np.uint64)
+    for start, stop, content in media:
+        numbers[start:stop] += (zlib.crc32(content.encode()) + 1 + np.arange(stop - start)).astype(np.uint64)
+    salt += f" with {adapter}" if adapter else ""
     with np.errstate(over="ignore"):
         mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.arange(len(numbers)).astype(np.uint64)
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -43,7 +47,7 @@ def streams(tokens: Tokens, salt: str = "") -> NDArray:
 class PrefixFixture(Session):
     """A cache from which prompts are served, with room for at least `entries` entries.
 
-    prompts: the tokens and the salt of each sequence, from which its keys and values are computed.
+    prompts: the tokens and the label of each sequence, from which its keys and values are computed.
     """
 
     model: Prefix
@@ -52,15 +56,15 @@ class PrefixFixture(Session):
         super().__init__(subject, make or partial(with_room, subject, entries, **sizes))
         self.size: int = self.cache.config["block_size"]
         self.layers = layers_of(self.cache)
-        self.prompts: dict[int, tuple[Tokens, str]] = {}
+        self.prompts: dict[int, tuple[Any, ...]] = {}
 
-    def match(self, tokens: Tokens, salt: str = "") -> int:
-        return int(self.cache.match(list(tokens), *([salt] if salt else [])))
+    def match(self, tokens: Tokens, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> int:
+        return int(self.cache.match(list(tokens), **_label(salt, adapter, media)))
 
-    def begin(self, tokens: Tokens, salt: str = "") -> tuple[int, int]:
+    def begin(self, tokens: Tokens, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> tuple[int, int]:
         """Begins a sequence, and returns it with its hit, which must be the length of every layer."""
-        sequence = self.cache.begin(list(tokens), *([salt] if salt else []))
-        self.prompts[sequence] = tokens, salt
+        sequence = self.cache.begin(list(tokens), **_label(salt, adapter, media))
+        self.prompts[sequence] = tokens, salt, adapter, media
         lengths = [int(self.cache.length(sequence, layer)) for layer in self.layers]
         return sequence, lengths[0]
 
@@ -78,9 +82,9 @@ class PrefixFixture(Session):
         row = self.cache.config["num_kv_heads"], self.cache.config["head_dim"]
         return content_pair(streams(*self.prompts[sequence])[list(positions)], layer, positions, *row)
 
-    def serve(self, tokens: Tokens, salt: str = "") -> int:
+    def serve(self, tokens: Tokens, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> int:
         """Begins a prompt, writes the tokens after the hit, commits all, and returns the sequence."""
-        sequence, hit = self.begin(tokens, salt)
+        sequence, hit = self.begin(tokens, salt, adapter, media)
         if hit < len(tokens):
             self.write(sequence, hit, len(tokens))
         self.cache.commit(sequence, list(tokens))
@@ -102,10 +106,10 @@ class PrefixFixture(Session):
         """Looks at the contents, or at the tables of a cache that stores no tokens: they must list the blocks of the contents."""
         super().look(*(names or (("block_table",) if tables_alone(self.subject) else ())))
 
-    def finds(self, tokens: Tokens, count: int, salt: str = "") -> None:
+    def finds(self, tokens: Tokens, count: int, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> None:
         """Raises ClauseViolation unless match and begin find `count` tokens of a prompt, and these read as they must."""
-        assert_equal(self.match(tokens, salt), count, "match of a prompt")
-        sequence, hit = self.begin(tokens, salt)
+        assert_equal(self.match(tokens, salt, adapter, media), count, "match of a prompt")
+        sequence, hit = self.begin(tokens, salt, adapter, media)
         assert_equal(hit, count, "length of a sequence that begins with a prompt")
         self.look()
         self.cache.drop(sequence)
@@ -131,6 +135,12 @@ class PrefixFixture(Session):
         sequence: int = self.cache.create()
         reserve(self.subject, self.cache, sequence, entries)
         return sequence
+
+
+def _label(salt: str, adapter: str, media: Sequence[MediaItem]) -> dict[str, Any]:
+    """Returns the arguments of a call that are not empty: an implementation may support none of them."""
+    given = {"salt": salt, "adapter": adapter, "media": [list(item) for item in media]}
+    return {name: value for name, value in given.items() if value}
 
 
 def with_free_entries(subject: Subject, entries: int, **sizes: Any) -> PrefixFixture:

@@ -10,12 +10,13 @@ from kvref_conformance.families.paged.table_model import LayerTable, Token
 from kvref_conformance.families.prefix.prefix_index_model import (
     Hit,
     Key,
+    Label,
     PrefixIndexState,
     follows,
     same_bits,
 )
 from kvref_conformance.oracle.expectations import AnyOf, Errors, Expectation, ExpectedError, UnjudgedReply, range_errors
-from kvref_conformance.oracle.prompts import MAX_MATCHED, MOST_TOKEN, match_reads, token_errors
+from kvref_conformance.oracle.prompts import LAST_TOKEN, MAX_MATCHED, MOST_TOKEN, token_errors
 from kvref_conformance.oracle.reference_model import ReadCall
 
 
@@ -33,7 +34,7 @@ class Prefix(Paged):
         state = PrefixIndexState(self.layers)
         state.total, state.size = self.total, self.size
         self.ways: list[OwnershipState] = [state]
-        self.committed: dict[int, tuple[str, list[int]]] = {}  # sequence -> (salt, committed tokens)
+        self.committed: dict[int, tuple[Label, list[int]]] = {}  # sequence -> (label, committed tokens)
         self.unobserved: dict[int, list[int]] = {}  # sequence -> its prompt, while its hit was not observed
         self.last_prompt: list[int] = []  # the last prompt
         self.rows: dict[Key, list[list[Token]]] = {}  # committed block -> its tokens in each layer, since the last reset
@@ -64,21 +65,22 @@ class Prefix(Paged):
         found += [look for look in super().observations() if look[0] not in ("length", "utilization")]
         longest = [key for key in self.rows if not any(follows(other, key) for other in self.rows)]
         longest = longest[-MAX_MATCHED:] + ([self.not_added] if self.not_added else [])
-        return found + match_reads(longest)
+        return found + [_match_read(*key) for key in longest]
 
     def create(self) -> Expectation:
-        return self._then(super().create(), lambda new: self.committed.update({new: ("", [])}))
+        return self._then(super().create(), lambda new: self.committed.update({new: (Label(""), [])}))
 
     def load(self, sequence: Any, data: Any) -> Expectation:
         raise ValueError("hits after load are not modeled; checks judge them")
 
-    def begin(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
+    def begin(self, tokens: Sequence[Any], salt: str = "", adapter: str = "", media: Sequence[Any] = ()) -> Expectation:
         entries, child = -(-len(tokens) // self.size), -1 - len(self.ids)
-        if wrong := token_errors(tokens, "PREFIX-15"):
+        if wrong := token_errors(tokens, "PREFIX-15") + media_errors(media, len(tokens)):
             free = self.total - max(state.used() for state in self.ways)
             short = [("OutOfBlocks", "PREFIX-13")] if self.layers * entries > free else []  # it may check for room first
             return self.expect_error(wrong + short)
-        keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
+        label = Label(salt, adapter, tuple(map(tuple, media)))
+        keys = self.chain(tokens[: max(0, len(tokens) - 1)], label)
 
         def ways(state: OwnershipState) -> Iterable[Alternative]:
             assert isinstance(state, PrefixIndexState)
@@ -101,7 +103,7 @@ class Prefix(Paged):
             for state in self.states:
                 state.tables[new], state.hits[new] = state.tables.pop(child), state.hits.pop(child)
             self._open(new, new, [LayerTable([]) for _ in range(self.layers)])
-            self.committed[new], self.unobserved[new], self.last_prompt = (salt, []), list(tokens), list(tokens)
+            self.committed[new], self.unobserved[new], self.last_prompt = (label, []), list(tokens), list(tokens)
             self.written, self.touched = (new, -1, range(0)), {new}
             if len(self._hits(new)) == 1:
                 self._observe_hit(new, *self._hits(new))
@@ -118,14 +120,17 @@ class Prefix(Paged):
     def _observe_hit(self, sequence: int, hit: int) -> None:
         """Records the observed hit of a sequence, in blocks."""
         self.ways = [state for state in self.states if state.hits[sequence] == hit]
-        salt, tokens = self.committed[sequence][0], self.unobserved.pop(sequence)[: hit * self.size]
-        self.committed[sequence] = salt, tokens
-        for key in self.chain(tokens, salt):
+        label, tokens = self.committed[sequence][0], self.unobserved.pop(sequence)[: hit * self.size]
+        self.committed[sequence] = label, tokens
+        for key in self.chain(tokens, label):
             for layer, rows in zip(self.sequences[sequence], self.rows[key], strict=True):
                 layer.tokens += rows
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
-        wrong, (salt, old) = self._unknown(sequence) + token_errors(tokens, "PREFIX-15"), self.committed.get(sequence, ("", []))
+        wrong, (label, old) = (
+            self._unknown(sequence) + token_errors(tokens, "PREFIX-15"),
+            self.committed.get(sequence, (Label(""), [])),
+        )
         if not self.tables_alone:
             wrong += range_errors(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
         if any(a != b for a, b in zip(tokens, old, strict=False)):
@@ -134,7 +139,7 @@ class Prefix(Paged):
             return self.expect_error(wrong)
         new = [*tokens, *old[len(tokens) :]]
         first = max(len(old), self.first_position(sequence)) // self.size  # a released block is not added
-        keys = self.chain(new, salt)[first:]
+        keys = self.chain(new, label)[first:]
         rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
         if any(key in self.rows and not same_bits(self.rows[key], each) for key, each in rows.items()):
             raise ValueError("commit of equal tokens with different keys or values is not modeled")
@@ -158,31 +163,32 @@ class Prefix(Paged):
 
         def change(ok: Any) -> None:
             self.settle(outcome(self.ways, self.total, ways).after if keys else self.ways)
-            self.committed[sequence] = salt, new
+            self.committed[sequence] = label, new
             if len(old) < first * self.size <= len(new):
-                self.not_added = salt, tuple(new[: first * self.size])
+                self.not_added = label.before(first * self.size), tuple(new[: first * self.size])
             self.rows = {key: each for key, each in self.rows.items() if key not in rows} | rows
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
 
         return Expectation("PREFIX-02", self.on_success("commit", change))
 
-    def match(self, tokens: Sequence[Any], salt: str = "") -> Expectation:
-        if wrong := token_errors(tokens, "PREFIX-15"):
+    def match(self, tokens: Sequence[Any], salt: str = "", adapter: str = "", media: Sequence[Any] = ()) -> Expectation:
+        if wrong := token_errors(tokens, "PREFIX-15") + media_errors(media, len(tokens)):
             return self.expect_error(wrong)
         if self.lost:
             return UnjudgedReply("PREFIX-01")
-        keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
+        label = Label(salt, adapter, tuple(map(tuple, media)))
+        keys = self.chain(tokens[: max(0, len(tokens) - 1)], label)
         hits = {len(path) for state in self.states for path, _ in state.paths(keys)}
 
         def then(got: int) -> None:
             if len(hits) > 1 or any(state.unsure for state in self.states):
                 self.ways = [state for state in self.states if state.observe_hit(keys, got // self.size)]
 
-        return self._hit(hits, tokens, salt, then)
+        return self._hit(hits, tokens, label, then)
 
-    def _hit(self, hits: set[int], tokens: Sequence[int], salt: str, then: Callable[[Any], None]) -> Expectation:
+    def _hit(self, hits: set[int], tokens: Sequence[int], label: Label, then: Callable[[Any], None]) -> Expectation:
         wanted = {hit * self.size for hit in hits}
-        keys = self.chain(tokens, salt)
+        keys = self.chain(tokens, label)
 
         def clause_of(got: Any) -> str:
             if not isinstance(got, int) or got < 0 or got % self.size or (got and got >= len(tokens)):
@@ -195,8 +201,9 @@ class Prefix(Paged):
             copies = [names for state in self.states for names in state.index.get(lost, [])]
             if len(copies) > len(self.states):
                 return "PREFIX-10"
-            evictable = any(name in state.evictable for state in self.states for names in copies for name in names)
-            return ("PREFIX-08" if self.last_change in ALLOCATING else "PREFIX-06") if evictable else "PREFIX-01"
+            if any(name in state.evictable for state in self.states for names in copies for name in names):
+                return "PREFIX-08" if self.last_change in ALLOCATING else "PREFIX-06"
+            return "PREFIX-18" if label.media else "PREFIX-17" if label.adapter else "PREFIX-01"
 
         says = f"{' or '.join(map(str, sorted(wanted)))} tokens"
         return Hit("PREFIX-01", then, range_text=says, accepts=lambda got: got in wanted, clause_of=clause_of)
@@ -209,10 +216,18 @@ class Prefix(Paged):
             return "PREFIX-07"
         if key in self.reset_keys:
             return "PREFIX-11"
-        salt, tokens = key
+        label, tokens = key
         count = len(tokens) - self.size + 1
-        if any(salt == other and tokens[: max(count, 1)] == tuple(old[:count]) for other, old in self.committed.values()):
+        if any(
+            label == other.before(len(tokens)) and tokens[: max(count, 1)] == tuple(old[:count])
+            for other, old in self.committed.values()
+        ):
             return "PREFIX-04"
+        for other in (other for other, same in (*self.rows, *self.reset_keys) if same == tokens):
+            if label.media != other.media and label[:2] == other[:2]:
+                return "PREFIX-18"
+            if label.adapter != other.adapter and label.media == other.media:
+                return "PREFIX-17"
         return "PREFIX-03"
 
     def reset(self) -> Expectation:
@@ -264,21 +279,24 @@ class Prefix(Paged):
         return self._then(expected, lambda ok: self._cut(sequence, start if start < stop else MOST_TOKEN))
 
     def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expectation:
+        layers = self.sequences.get(sequence, [])
+        overwrites = len(keys) > 0 and not range_errors(layer, len(layers), "") and start < len(layers[layer].tokens)
         expected = super().write(sequence, layer, start, keys, values)
-        return self._then(expected, lambda ok: self._cut(sequence, start if len(keys) else MOST_TOKEN))
+        return self._then(expected, lambda ok: self._cut(sequence, start if overwrites else MOST_TOKEN))
 
     def _cut(self, sequence: int, length: int) -> None:
-        """Removes the committed tokens from position `length` on."""
-        del self.committed[sequence][1][length:]
+        """Removes the committed tokens and the media from position `length` on."""
+        label, tokens = self.committed[sequence]
+        self.committed[sequence] = label.before(length), tokens[:length]
 
     def length(self, sequence: Any, layer: Any) -> Expectation:
         is_new = sequence in self.unobserved or (self.last_change == "begin" and sequence in self.touched)
         if not is_new or range_errors(layer, self.layers, "LayerOutOfRange"):
             return super().length(sequence, layer)
-        salt, tokens = self.committed[sequence][0], self.unobserved.get(sequence)
+        label, tokens = self.committed[sequence][0], self.unobserved.get(sequence)
         if tokens is None:
-            return self._hit({len(self.committed[sequence][1]) // self.size}, self.last_prompt, salt, lambda got: None)
-        return self._hit(self._hits(sequence), tokens, salt, lambda got: self._observe_hit(sequence, got // self.size))
+            return self._hit({len(self.committed[sequence][1]) // self.size}, self.last_prompt, label, lambda got: None)
+        return self._hit(self._hits(sequence), tokens, label, lambda got: self._observe_hit(sequence, got // self.size))
 
     def gather(self, sequence: Any, layer: Any) -> Expectation:
         if sequence not in self.unobserved:
@@ -299,9 +317,9 @@ class Prefix(Paged):
             raise ValueError("operations on a sequence before its hit was observed are not modeled")
         return super()._unknown(sequence, layer)
 
-    def chain(self, tokens: Sequence[int], salt: str) -> list[Key]:
+    def chain(self, tokens: Sequence[int], label: Label) -> list[Key]:
         """Returns the key of each full block."""
-        return [(salt, tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
+        return [(label.before(stop), tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
 
     def _rows(self, sequence: int, entry: int) -> list[list[Token]]:
         """Returns the tokens of a block in each layer."""
@@ -315,6 +333,22 @@ class Prefix(Paged):
             more(ok)
 
         return replace(expected, on_result=then)
+
+
+def media_errors(media: Sequence[Sequence[Any]], num_tokens: int) -> Errors:
+    """The errors of media that are not in the order of positions, or not within the tokens."""
+    bounds = [position for start, stop, _ in media for position in (start, stop)]
+    integers = all(isinstance(position, int) for position in bounds)
+    ordered = integers and all(start < stop for start, stop, _ in media) and bounds == sorted(bounds)
+    inside = not bounds or (integers and min(bounds) >= 0 and max(bounds) <= num_tokens)
+    return [] if ordered and inside else [("PositionOutOfRange", "PREFIX-18")]
+
+
+def _match_read(label: Label, tokens: tuple[int, ...]) -> ReadCall:
+    """The call of `match` that finds the blocks of a committed prompt."""
+    more = {"adapter": label.adapter, "media": [list(item) for item in label.media]}
+    given = {name: value for name, value in more.items() if value}
+    return "match", {"tokens": [*tokens, LAST_TOKEN], "salt": label.salt} | given
 
 
 ALLOCATING = ("taken", "append", "begin", "fork", "remove")

@@ -9,7 +9,7 @@ or evicted.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,20 @@ from kvref_conformance.families.paged.table_model import Token
 from kvref_conformance.oracle.expectations import AnyOf
 from kvref_conformance.oracle.reference_model import TooManyStates
 
-Key = tuple[str, tuple[int, ...]]  # (salt, the tokens up to the end of the block)
+
+class Label(NamedTuple):
+    """What identifies a prompt besides its tokens. media: (start, stop, content) of each item, in order."""
+
+    salt: str
+    adapter: str = ""
+    media: tuple[tuple[int, int, str], ...] = ()
+
+    def before(self, position: int) -> "Label":
+        """The label of the tokens before a position."""
+        return self._replace(media=tuple((a, min(b, position), content) for a, b, content in self.media if a < position))
+
+
+Key = tuple[Label, tuple[int, ...]]  # the tokens up to the end of the block, and their label
 Names = tuple[int, ...]  # the block names of a copy, one per layer
 MANY = 64  # the largest number of ways of one call that are followed
 
@@ -151,9 +164,9 @@ class PrefixIndexState(OwnershipState):
     def _orphaned(self) -> list[Key]:
         """Returns the keys that are cached without a block before them."""
         return [
-            (salt, tokens)
-            for salt, tokens in self.index
-            if any((salt, tokens[:length]) not in self.index for length in range(self.size, len(tokens), self.size))
+            (label, tokens)
+            for label, tokens in self.index
+            if any((label.before(stop), tokens[:stop]) not in self.index for stop in range(self.size, len(tokens), self.size))
         ]
 
     def evict_orphans(self) -> None:
@@ -243,7 +256,8 @@ class Hit(AnyOf):
 
 
 def follows(key: Key, other: Key) -> bool:
-    return key[0] == other[0] and len(key[1]) > len(other[1]) and key[1][: len(other[1])] == other[1]
+    length = len(other[1])
+    return len(key[1]) > length and (key[0].before(length), key[1][:length]) == other
 
 
 def same_bits(tokens: list[list[Token]], other: list[list[Token]]) -> bool:

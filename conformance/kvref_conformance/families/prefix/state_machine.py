@@ -1,6 +1,6 @@
 """The state machine of the family `prefix`, which includes the rules of the paged cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,6 +9,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.families.paged.state_machine import DTYPE, SEQUENCE, PagedStateMachine
 from kvref_conformance.families.paged.table_model import stored
 from kvref_conformance.families.prefix.model import Prefix
+from kvref_conformance.families.prefix.prefix_index_model import Label
 from kvref_conformance.fuzz.base_machine import choose_one, make_pair
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
@@ -18,12 +19,20 @@ from kvref_conformance.testlib.tagged_content import content_pair
 LONG = 10  # tokens of a prompt
 BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # position at which a prompt differs from the most common one; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
+ADAPTER = st.sampled_from(("", "", "", "", "a"))
+MEDIA = st.sampled_from(((), (), (), (), (), ((1, 4, "a"),), ((1, 4, "b"),), ((0, 2, "a"), (3, 5, "a"))))
 FRESH = 10**6  # tokens from here on are in no prompt
 
 
 def prompt(branch: int, count: int) -> list[int]:
     """Returns a prompt; many prompts have the same beginning."""
     return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
+
+
+def label(count: int, stride: int, salt: str, adapter: str, media: Iterable[tuple[int, int, str]]) -> dict[str, Any]:
+    """Returns the arguments of `begin` and `match` that are not empty, with the media that are within `count` tokens."""
+    placed = [[start * stride, min(stop * stride, count), content] for start, stop, content in media if start * stride < count]
+    return {name: value for name, value in (("salt", salt), ("adapter", adapter), ("media", placed)) if value}
 
 
 class PrefixStateMachine(PagedStateMachine):
@@ -101,16 +110,18 @@ class PrefixStateMachine(PagedStateMachine):
 
     @precondition(lambda self: self.objects)
     @rule(
-        branch=BRANCH, count=st.integers(0, LONG), salt=SALT, drop=st.booleans(), fill=st.sampled_from((True, True, True, False))
-    )
-    def begin(self, branch: int, count: int, salt: str, drop: bool, fill: bool) -> None:
+        branch=BRANCH, count=st.integers(0, LONG), salt=SALT, adapter=ADAPTER, media=MEDIA, drop=st.booleans(),
+        fill=st.sampled_from((True, True, True, False)),
+    )  # fmt: skip
+    def begin(self, branch: int, count: int, salt: str, adapter: str, media: Any, drop: bool, fill: bool) -> None:
         """Serves a prompt as an engine does: begins it, writes the tokens after the hit, and commits all."""
         if len(self.prefix_model.sequences) > 2:
             self.call("drop", self.objects[0], sequence=self.sequence(branch))
         tokens, begun = prompt(branch, count * self.stride), list[int]()
+        labelled = label(len(tokens), self.stride, salt, adapter, media)
         for _ in range(1 if fill or drop else 2):  # two requests with the same prompt begin before either is computed
             if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
-                sequence = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+                sequence = self.call("begin", self.objects[0], tokens=tokens, **labelled)
                 if sequence is not None:
                     self.plans[sequence] = tokens
                     begun.append(sequence)
@@ -212,10 +223,13 @@ class PrefixStateMachine(PagedStateMachine):
                 self.commit_all(each, length + 1)
 
     @precondition(lambda self: self.objects)
-    @rule(branch=BRANCH, count=st.integers(0, LONG), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
-    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
-        tokens = [*prompt(branch, count * self.stride), *([-1] if wrong else [])]
-        self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+    @rule(
+        branch=BRANCH, count=st.integers(0, LONG), salt=SALT, adapter=ADAPTER, media=MEDIA, wrong=st.sampled_from((0, 0, 0, 1, 2))
+    )
+    def match(self, branch: int, count: int, salt: str, adapter: str, media: Any, wrong: int) -> None:
+        tokens = [*prompt(branch, count * self.stride), *([-1] if wrong == 1 else [])]
+        labelled = label(len(tokens) + (wrong == 2), self.stride, salt, adapter, [(0, LONG, "a")] if wrong == 2 else media)
+        self.call("match", self.objects[0], tokens=tokens, **labelled)
 
     @precondition(lambda self: self.objects)
     @rule(all=st.booleans())
@@ -232,10 +246,14 @@ register_error_states(
 )
 
 
+def media_of(call: ModelCall) -> tuple[tuple[int, int, str], ...]:
+    return tuple(map(tuple, call.args.get("media", ())))
+
+
 def asked(call: ModelCall) -> tuple[Prefix, int]:
     """Returns the model before begin, and the number of blocks of the hit."""
     model: Prefix = call.model
-    keys = model.chain(call.args["tokens"][:-1], call.args.get("salt", ""))
+    keys = model.chain(call.args["tokens"][:-1], Label(call.args.get("salt", ""), call.args.get("adapter", ""), media_of(call)))
     return model, max(len(path) for possible in model.states for path, _ in possible.paths(keys))
 
 
@@ -281,6 +299,24 @@ def what_is_committed_is_there_already(call: ModelCall) -> bool:
     salt, committed = model.committed[call.args["sequence"]]
     more = model.chain(call.args["tokens"], salt)[len(committed) // model.size :]
     return any(key in possible.index for possible in model.states for key in more)
+
+
+@state("prefix", "begin")
+def a_prompt_with_media_is_found(call: ModelCall) -> bool:
+    return bool(media_of(call)) and asked(call)[1] > 0
+
+
+@state("prefix", "begin")
+def a_prompt_with_an_adapter_is_found(call: ModelCall) -> bool:
+    return "adapter" in call.args and asked(call)[1] > 0
+
+
+@state("prefix", "truncate", "write", "remove")
+def media_are_cut(call: ModelCall) -> bool:
+    model: Prefix = call.model
+    start = call.args["length"] if call.op == "prefix.truncate" else call.args["start"]
+    media = model.committed[call.args["sequence"]][0].media
+    return bool(media) and media[-1][1] > start and start < len(model.committed[call.args["sequence"]][1])
 
 
 @state("prefix", "reset")
