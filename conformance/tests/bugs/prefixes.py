@@ -443,21 +443,6 @@ def media_are_left_out(patch):
 
 
 @bug("PREFIX-18")
-def the_part_of_a_content_is_left_out(patch):
-    in_source(patch, MEDIA, "item.start - start,", "max(item.start - start, 0),")
-
-
-@bug("PREFIX-18")
-def the_end_of_media_is_left_out(patch):
-    in_source(patch, MEDIA, "min(item.stop, stop) - start", "0")
-
-
-@bug("PREFIX-18")
-def media_after_a_block_matter(patch):
-    in_source(patch, MEDIA, "min(item.stop, stop) - start", "item.stop - start")
-
-
-@bug("PREFIX-18")
 def media_that_begin_after_a_block_matter(patch):
     in_source(patch, MEDIA, "item.start < stop and", "item.start <= stop and")
 
@@ -480,11 +465,6 @@ def a_fork_has_no_media(patch):
 @bug("PREFIX-18")
 def truncated_media_stay(patch):
     in_source(patch, "kvref.prefix.CommittedTokens.truncate", "self.media = tuple(", "tuple(")
-
-
-@bug("PREFIX-18")
-def cut_media_end_with_their_first_position(patch):
-    in_source(patch, "kvref.prefix.CommittedTokens.truncate", "stop=min(item.stop, length)", "stop=item.start + 1")
 
 
 @bug("PREFIX-18")

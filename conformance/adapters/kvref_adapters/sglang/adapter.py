@@ -19,7 +19,7 @@ its order, with SGLang's Req, ReqToTokenPool, allocators and MHATokenToKVPool:
   (`suffix_page_indices`).
 - `drop` is `release_kv_cache` without a checkpoint.
 - `begin` is `init_next_round_input`, which matches, a lock on the matched node, and `alloc_for_extend`; `commit` is the tree's
-  `checkpoint`, `match` its `match_prefix`, `reset` what the scheduler's `flush_cache` does.
+  `checkpoint`, `match` its `match_prefix`, `reset` what the scheduler's `flush_cache` does. An adapter is a Req's `lora_id`.
 
 The engine, here the adapter, keeps the tokens of a request and how many of them each layer has written; checks that contradict
 this are *not offered*. Without prefix caching the library's own tree with `disable=True` is used.
@@ -328,12 +328,14 @@ class SGLangRequests:
     def _first_to_write(self, request: Any) -> int:
         return int(request.kv.cache_protected_len)
 
-    def _waiting(self, tokens: list[int], salt: str = "") -> Any:
+    def _waiting(self, tokens: list[int], salt: str = "", adapter: str = "") -> Any:
         try:
             ids = array("q", tokens)
         except (TypeError, OverflowError) as error:  # a Req accepts only array[int]
             raise TokenOutOfRange(str(error)) from error
-        request = BATCH.Req(str(self._begun), "", ids, SimpleNamespace(custom_params=None), cache_salt=salt)
+        request = BATCH.Req(
+            str(self._begun), "", ids, SimpleNamespace(custom_params=None), cache_salt=salt, lora_id=adapter or None
+        )
         request.prefix_len = 0
         return request
 
@@ -378,10 +380,10 @@ class SGLangRequests:
 
 
 class SGLangPrefixes(SGLangRequests):
-    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
+    def begin(self, tokens: Sequence[int], salt: str = "", adapter: str = "") -> int:
         if not len(tokens):
             raise NotOffered("a request without tokens")
-        request = self._waiting(list(tokens), salt)
+        request = self._waiting(list(tokens), salt, adapter)
         request.init_next_round_input(self._tree)
         request.lock = self._tree.lock(request.last_node)
         try:
@@ -391,8 +393,10 @@ class SGLangPrefixes(SGLangRequests):
             raise
         return self._added(request, int(request.kv.cache_protected_len))
 
-    def match(self, tokens: Sequence[int], salt: str = "") -> int:
-        key = RADIX.RadixKey(self._waiting(list(tokens)).origin_input_ids, limit=max(0, len(tokens) - 1), cache_salt=salt)
+    def match(self, tokens: Sequence[int], salt: str = "", adapter: str = "") -> int:
+        request = self._waiting(list(tokens), salt, adapter)
+        limit, label = max(0, len(tokens) - 1), {"extra_key": request.extra_key, "cache_salt": request.cache_salt}
+        key = RADIX.RadixKey(request.origin_input_ids, limit=limit, **label)
         return int(self._tree.match_prefix(PREFIXES.MatchPrefixParams(key=key)).device_prefix_len)
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:

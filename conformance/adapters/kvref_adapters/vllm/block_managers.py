@@ -17,7 +17,8 @@ counted: a pool of n blocks is created with n + 1, and ids are reduced by one, s
 - `match` is `get_computed_blocks`. `begin` is that, and `allocate_slots` with the blocks found, as in the scheduler, except that
   nothing is cached yet (`delay_cache_blocks`, as for requests whose keys arrive later). `length` is the hit that it reported.
 - `commit` is `cache_blocks`, by hashes that the Request computed from its tokens with SHA-256, the default; `reset` is
-  `reset_prefix_cache`.
+  `reset_prefix_cache`. An adapter is the name and the path of a LoRARequest; media are MultiModalFeatureSpecs with the content as
+  identifier.
 
 The scheduler's state, which requests are live and how many of their tokens were computed, is *not offered*.
 
@@ -46,6 +47,8 @@ from kvref.errors import ConfigError, InUse, KeyNotFound, OutOfBlocks
 from kvref_adapters._shared.arrays import NumpyArrays
 from kvref_conformance.exceptions import NotOffered
 
+from vllm.lora.request import LoRARequest  # isort: skip
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # isort: skip
 from vllm.sampling_params import SamplingParams  # isort: skip
 from vllm.utils.hashing import sha256  # isort: skip
 from vllm.v1.core.block_pool import BlockPool  # isort: skip
@@ -203,9 +206,11 @@ class VllmRequests:
             raise NotOffered("validation of the layer number: all layers share one table")
         return [block - NULL for block in blocks]
 
-    def _request(self, tokens: list[int], salt: str = "") -> Request:
+    def _request(self, tokens: list[int], salt: str = "", adapter: str = "", features: Sequence[Any] = ()) -> Request:
         name, sampling = str(self._begun), SamplingParams(max_tokens=1)
-        return Request(name, tokens, sampling, None, cache_salt=salt or None, block_hasher=self._hasher)
+        lora = LoRARequest(adapter, 1, f"/{adapter}") if adapter else None
+        named: dict[str, Any] = {"cache_salt": salt or None, "lora_request": lora, "mm_features": [*features]}
+        return Request(name, tokens, sampling, None, block_hasher=self._hasher, **named)
 
     def _added(self, request: Request) -> int:
         self._begun += 1
@@ -231,8 +236,8 @@ class VllmWindowRequests(VllmRequests):
 class VllmPrefixes(VllmRequests):
     caching = True
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
-        request = self._prompt(tokens, salt)
+    def begin(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[Any] = ()) -> int:
+        request = self._prompt(tokens, salt, adapter, media)
         found, hit, _ = self._manager.get_computed_blocks(request)
         if self._manager.allocate_slots(request, len(tokens) - hit, hit, found, delay_cache_blocks=True) is None:
             raise OutOfBlocks(f"allocate_slots: no room for {len(tokens)} tokens, of which {hit} are cached")
@@ -248,13 +253,20 @@ class VllmPrefixes(VllmRequests):
             raise NotOffered("the length of a sequence without a prompt: the scheduler counts it")
         return int(request.num_computed_tokens)
 
-    def match(self, tokens: Sequence[int], salt: str = "") -> int:
-        return int(self._manager.get_computed_blocks(self._prompt(tokens, salt))[1])
+    def match(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[Any] = ()) -> int:
+        return int(self._manager.get_computed_blocks(self._prompt(tokens, salt, adapter, media))[1])
 
-    def _prompt(self, tokens: Sequence[int], salt: str) -> Request:
+    def _prompt(self, tokens: Sequence[int], salt: str, adapter: str, media: Sequence[Any]) -> Request:
         if not len(tokens):
             raise NotOffered("an empty prompt: the renderer rejects it")
-        return self._request(_tokens(tokens), salt)
+        ends = [0, *(position for start, stop, _ in media for position in (start, stop)), len(tokens)]
+        if ends != sorted(ends) or any(start == stop for start, stop, _ in media):
+            raise NotOffered("validation of the positions of media, which the processor of the model computes")
+        features = [
+            MultiModalFeatureSpec(None, "image", content, PlaceholderRange(offset=start, length=stop - start))
+            for start, stop, content in media
+        ]
+        return self._request(_tokens(tokens), salt, adapter, features)
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
         request, tokens = self._known(sequence), _tokens(tokens)

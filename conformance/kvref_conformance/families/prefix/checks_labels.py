@@ -1,7 +1,7 @@
 """Checks of PREFIX: adapters and media, by which blocks of equal tokens are distinguished."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from kvref_conformance.calls.subject import Subject
@@ -54,42 +54,49 @@ def fork_has_the_adapter_of_its_parent(subject: Subject) -> None:
 
 @check("PREFIX-18ab", "prefix")
 def match_compares_the_content_of_placeholders(subject: Subject) -> None:
-    """All placeholders of a prompt are one token. The hit with any other media is that of `num_common` equal tokens."""
+    """Prompts whose media differ in content, place and length. The hit is that of `num_common` equal tokens."""
     subject.require_size(sequences=2)
-    served = PrefixFixture(subject)
-    size, count = served.size, 4 * served.size
-    tokens = [PLACEHOLDER] * count
+    size = PrefixFixture(subject).size
+    count = 4 * size
     places = [(size - 1, 2 * size + 1), (size, 2 * size), (0, count), (count - 1, count), (1, 2)]
-    committed = [
-        [],
-        *([(*place, "a")] for place in places),
-        [(0, size, "a"), (size, 2 * size + 1, "b")],
-        [(0, 1, "a"), (1, size, "b")],
-    ]
-    for media in [each for each in committed if all(start < stop for start, stop, _ in each)]:
+    committed = [[], *([_item(*place, "a")] for place in places), [_item(0, size, "a"), _item(size, 2 * size + 1, "b")]]
+    committed += [[_item(0, 1, "a"), _item(1, size, "b")]] if size > 1 else []
+    for media in committed:
         served = PrefixFixture(subject, block_size=size)
-        served.serve(tokens, media=media)
+        served.serve(_tokens(count, media), media=media)
         for other in _media_lists(count, size):
-            hit = num_common(tokens, media, other) // size * size
-            assert_equal(served.match([*tokens, OTHER], media=other), hit, f"match with media {other}, committed with {media}")
+            hit = num_common(count, media, other) // size * size
+            tokens = [*_tokens(count, other), OTHER]
+            assert_equal(served.match(tokens, media=other), hit, f"match with media {other}, committed with {media}")
             if hit and len(other) == 2:
-                served.finds([*tokens, OTHER], hit, media=other)
+                served.finds(tokens, hit, media=other)
+
+
+def _item(start: int, stop: int, name: str) -> MediaItem:
+    """An item whose content has a length of its own."""
+    return start, stop, f"{name} of {stop - start} tokens"
+
+
+def _tokens(count: int, media: Sequence[MediaItem]) -> list[int]:
+    """A prompt in which the tokens of all media are the same placeholder."""
+    parts = _parts(media)
+    return [PLACEHOLDER if position in parts else token for position, token in enumerate(prompt(count))]
 
 
 def _media_lists(count: int, size: int) -> list[list[MediaItem]]:
     """Lists of media whose items begin and end at the borders of blocks, or one position beside them."""
     borders = sorted({at for block in range(0, count + 1, size) for at in (block - 1, block, block + 1) if 0 <= at <= count})
-    items = [(start, stop, content) for start, stop in combinations(borders, 2) for content in ("a", "b")]
+    items = [_item(start, stop, name) for start, stop in combinations(borders, 2) for name in ("a", "b")]
     pairs = [
-        [(0, at, first), (at, stop, second)] for at, stop in combinations(borders[1:], 2) for first, second in ("ab", "aa", "ba")
+        [_item(0, at, one), _item(at, stop, two)] for at, stop in combinations(borders[1:], 2) for one, two in ("ab", "aa", "ba")
     ]
     return [[], *([item] for item in items), *pairs]
 
 
-def num_common(tokens: Sequence[int], media: Sequence[MediaItem], other: Sequence[MediaItem]) -> int:
+def num_common(count: int, media: Sequence[MediaItem], other: Sequence[MediaItem]) -> int:
     """The number of leading tokens that are equal with both media: the definition of PREFIX-18 (a), position by position."""
     first, second = _parts(media), _parts(other)
-    return next((at for at in range(len(tokens)) if first.get(at) != second.get(at)), len(tokens))
+    return next((at for at in range(count) if first.get(at) != second.get(at)), count)
 
 
 def _parts(media: Sequence[MediaItem]) -> dict[int, tuple[str, int]]:
@@ -130,16 +137,11 @@ def match_ignores_later_media(subject: Subject) -> None:
     subject.require_size(sequences=2)
     served = PrefixFixture(subject)
     size = served.size
-    tokens = [*prompt(2 * size), *[PLACEHOLDER] * 2 * size]
-    served.serve(tokens, media=[(2 * size, 4 * size, "a")])
-    for media in (
-        [],
-        [(2 * size, 4 * size, "b")],
-        [(2 * size, 3 * size, "b"), (3 * size, 4 * size, "a")],
-        [(3 * size, 4 * size, "a")],
-    ):
-        served.finds([*tokens, OTHER], 2 * size, media=media)
-    served.finds([*tokens[: 2 * size], OTHER], 2 * size)
+    media = [_item(2 * size, 4 * size, "a")]
+    served.serve(_tokens(4 * size, media), media=media)
+    for later in ([], [_item(2 * size, 4 * size, "b")], [_item(2 * size, 3 * size, "b"), _item(3 * size, 4 * size, "a")]):
+        served.finds([*_tokens(4 * size, later), OTHER], 2 * size, media=later)
+    served.finds([*prompt(2 * size), OTHER], 2 * size)
 
 
 @check("PREFIX-18c", "prefix")
@@ -148,7 +150,7 @@ def sequences_keep_their_media(subject: Subject) -> None:
     subject.require_size(sequences=3)
     served = PrefixFixture(subject, 16)
     size = served.size
-    tokens, media = [PLACEHOLDER] * (3 * size), [(0, size, "a"), (size, 3 * size, "b")]
+    tokens, media = [PLACEHOLDER] * (3 * size), [_item(0, size, "a"), _item(size, 3 * size, "b")]
     parent, _ = served.begin(tokens, media=media)
     served.write(parent, 0, size)
     served.cache.commit(parent, tokens[:size])
@@ -158,36 +160,30 @@ def sequences_keep_their_media(subject: Subject) -> None:
         served.write(child, (count - 1) * size, count * size)
         served.cache.commit(child, tokens[: count * size])
         served.finds([*tokens, OTHER], count * size, media=media)
-    served.finds([*tokens, OTHER], size, media=media[:1])
-    served.cache.drop(child)
-    served.write(parent, size, 2 * size)
-    served.cache.commit(parent, tokens[: 2 * size])
-    served.finds([*tokens[: 2 * size], OTHER], 2 * size, media=[media[0], (size, 2 * size, "b")])
+    served.finds([*tokens[:size], OTHER], size, media=media[:1])
+    served.finds([*tokens, OTHER], size, media=[media[0], _item(size, 3 * size, "a")])
 
 
 @check("PREFIX-18c", "prefix")
-def changed_positions_have_no_media(subject: Subject) -> None:
-    """Media end where a sequence is truncated, or overwritten: the tokens that are committed there next stand for nothing."""
+def truncated_or_overwritten_positions_have_no_media(subject: Subject) -> None:
+    """The tokens that are committed there next are text. The media before them stay."""
     need_tokens(subject)
     subject.require_size(sequences=2)
-    for change in ("truncate", "write"):
-        for hit_first in (False, True):
-            served = PrefixFixture(subject, 24)
-            size, cache = served.size, served.cache
-            tokens, media = [PLACEHOLDER] * (3 * size), [(0, 3 * size, "a")]
-            sequence = served.serve(tokens, media=media)
-            if hit_first:
-                sequence, _ = served.begin([*tokens, OTHER], media=media)
-            start = size + 1 if size > 1 else 1
-            left = [(0, start, "a")]
-            served.prompts[sequence] = tokens, "", "", left
-            if change == "truncate":
-                cache.truncate(sequence, start)
-            served.write(sequence, start, 3 * size)
-            cache.commit(sequence, tokens)
-            served.finds([*tokens, OTHER], 3 * size, media=left)
-            if not subject.limits.switch(subject.family, "other_eviction_order"):
-                served.finds([*tokens, OTHER], 3 * size, media=media)  # its cached blocks stay cached
+    for change, with_hit in product(("truncate", "write"), (False, True)):
+        served = PrefixFixture(subject, 24)
+        size, cache = served.size, served.cache
+        start, count = size + 1 if size > 1 else 1, 3 * size
+        media = [_item(0, start, "a"), _item(start, count, "b")]
+        sequence = served.serve(_tokens(count, media), media=media)
+        if with_hit:
+            sequence, _ = served.begin([*_tokens(count, media), OTHER], media=media)
+        tokens = [*_tokens(start, media[:1]), *prompt(count - start, 2)]
+        served.prompts[sequence] = tokens, "", "", media[:1]
+        if change == "truncate":
+            cache.truncate(sequence, start)
+        served.write(sequence, start, count)
+        cache.commit(sequence, tokens)
+        served.finds([*tokens, OTHER], count, media=media[:1])
 
 
 @check("PREFIX-18d", "prefix")

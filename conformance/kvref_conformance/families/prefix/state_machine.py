@@ -1,6 +1,6 @@
 """The state machine of the family `prefix`, which includes the rules of the paged cache."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -20,7 +20,8 @@ LONG = 10  # tokens of a prompt
 BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # position at which a prompt differs from the most common one; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
 ADAPTER = st.sampled_from(("", "", "", "", "a"))
-MEDIA = st.sampled_from(((), (), (), (), (), ((1, 4, "a"),), ((1, 4, "b"),), ((0, 2, "a"), (3, 5, "a"))))
+MEDIA = st.sampled_from(((), (), (), (), (), ((1, 4, "a"),), ((1, 4, "b"),), ((0, 2, "c"), (3, 5, "c"))))
+PLACEHOLDER = 9  # the token of all media, which is in no text
 FRESH = 10**6  # tokens from here on are in no prompt
 
 
@@ -31,8 +32,14 @@ def prompt(branch: int, count: int) -> list[int]:
 
 def label(count: int, stride: int, salt: str, adapter: str, media: Iterable[tuple[int, int, str]]) -> dict[str, Any]:
     """Returns the arguments of `begin` and `match` that are not empty, with the media that are within `count` tokens."""
-    placed = [[start * stride, min(stop * stride, count), content] for start, stop, content in media if start * stride < count]
+    placed = [[start * stride, stop * stride, content] for start, stop, content in media if stop * stride <= count]
     return {name: value for name, value in (("salt", salt), ("adapter", adapter), ("media", placed)) if value}
+
+
+def with_placeholders(tokens: list[int], media: Sequence[tuple[int, int, str]] = (), **label: str) -> list[int]:
+    """Returns the tokens with a placeholder at each position of the media."""
+    covered = {position for start, stop, _ in media for position in range(start, stop)}
+    return [PLACEHOLDER if position in covered else token for position, token in enumerate(tokens)]
 
 
 class PrefixStateMachine(PagedStateMachine):
@@ -119,6 +126,7 @@ class PrefixStateMachine(PagedStateMachine):
             self.call("drop", self.objects[0], sequence=self.sequence(branch))
         tokens, begun = prompt(branch, count * self.stride), list[int]()
         labelled = label(len(tokens), self.stride, salt, adapter, media)
+        tokens = with_placeholders(tokens, **labelled)
         for _ in range(1 if fill or drop else 2):  # two requests with the same prompt begin before either is computed
             if len(self.prefix_model.sequences) < self.subject.size("sequences", 99):
                 sequence = self.call("begin", self.objects[0], tokens=tokens, **labelled)
@@ -228,8 +236,10 @@ class PrefixStateMachine(PagedStateMachine):
     )
     def match(self, branch: int, count: int, salt: str, adapter: str, media: Any, wrong: int) -> None:
         tokens = [*prompt(branch, count * self.stride), *([-1] if wrong == 1 else [])]
-        labelled = label(len(tokens) + (wrong == 2), self.stride, salt, adapter, [(0, LONG, "a")] if wrong == 2 else media)
-        self.call("match", self.objects[0], tokens=tokens, **labelled)
+        labelled = label(len(tokens), self.stride, salt, adapter, media)
+        if wrong == 2:
+            labelled["media"] = [[0, len(tokens) + 1, "a"]]
+        self.call("match", self.objects[0], tokens=with_placeholders(tokens, **labelled), **labelled)
 
     @precondition(lambda self: self.objects)
     @rule(all=st.booleans())
