@@ -217,3 +217,24 @@ def test_ways_differ_in_what_is_found_and_when_it_goes_whatever_the_names():
         kept(evictable={2: (4, 0), 3: (3, 0)}), kept(index={("", (1, 1)): [(1,)], ("", (2, 2)): [(2,), (3,)]}),
     ]  # fmt: skip
     assert len({kept(), *others}) == 1 + len(others)
+
+
+class WithoutLabels(OnBackend):
+    """A prefix cache whose methods have no parameter for `adapter` and `media`."""
+
+    def prefix(self, **config):
+        cache = super().prefix(**config)
+        begin, match = cache.begin, cache.match
+        cache.begin = lambda tokens, salt="": begin(tokens, salt)
+        cache.match = lambda tokens, salt="": match(tokens, salt)
+        return cache
+
+
+@pytest.mark.parametrize(("clause", "argument"), [("PREFIX-17", "adapter"), ("PREFIX-18", "media")])
+def test_an_optional_argument_without_a_parameter_is_not_offered(clause, argument):
+    runner, ((_, checks),) = CheckRunner(WithoutLabels(kvref.backend("numpy"))), select_checks(clause).items()
+    outcomes = [runner.judge_check(check) for check in checks if check.run]
+    assert {outcome.missing for outcome in outcomes} == {
+        f"prefix.match with the argument {argument}",
+        f"prefix.begin with the argument {argument}",
+    }
