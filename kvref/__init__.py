@@ -21,6 +21,7 @@ from kvref.latent import LatentCache, LatentConfig
 from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
+from kvref.pruned import PrunedCache, PrunedConfig
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
 from kvref.recurrent import RecurrentCache, RecurrentConfig
 from kvref.rope import Rotary, rotary_frequencies
@@ -57,6 +58,8 @@ __all__ = [
     "PooledCache",
     "PooledConfig",
     "PrefixCache",
+    "PrunedCache",
+    "PrunedConfig",
     "Quantized",
     "QuantizedCache",
     "QuantizedConfig",

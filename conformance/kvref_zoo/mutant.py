@@ -24,6 +24,7 @@ CONFIGS: dict[str, Any] = {
     "prefix": kvref.PagedConfig,
     "quantized": kvref.QuantizedConfig,
     "recurrent": kvref.RecurrentConfig,
+    "pruned": kvref.PrunedConfig,
     "sharded": kvref.ShardedConfig,
     "tiered": kvref.TieredConfig,
     "windowed": kvref.WindowedConfig,

@@ -305,6 +305,8 @@ def _decline_optional(request: CallRequest, function: Callable[..., Any], args: 
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a method in C without a signature
         return
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters.values()):
+        return
     if missing := [name for name in optional if name in args and name not in parameters]:
         raise OperationDeclined(f"{request.op} with the argument {missing[0]}")
 

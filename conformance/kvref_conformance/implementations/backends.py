@@ -98,6 +98,9 @@ class OnBackend:
     def recurrent(self, **config: Any) -> kvref.RecurrentCache:
         return kvref.RecurrentCache(kvref.RecurrentConfig(**config), self.backend)
 
+    def pruned(self, **config: Any) -> kvref.PrunedCache:
+        return kvref.PrunedCache(kvref.PrunedConfig(**config), self.backend)
+
     def offload(self, capacity: int) -> kvref.HostStore:
         return kvref.HostStore(capacity)
 
