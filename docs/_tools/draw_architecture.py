@@ -27,7 +27,7 @@ PARTS = {
         "prefix.py": "blocks cached by their tokens",
         "quantized.py": "one scale per row", "tiered.py": "recent tokens exact, old quantized",
         "pooled.py": "blocks from a buffer pool", "sharded.py": "heads and tokens split over ranks",
-        "recurrent.py": "states of layers without attention",
+        "recurrent.py": "states of layers without attention", "pruned.py": "tokens evicted by scores",
         "block_pool.py": "free blocks and references", "block_tables.py": "blocks per sequence and layer",
         "buffers.py": "buffer pool with five sizes",
         "attention.py": "softmax(scale q k') v",

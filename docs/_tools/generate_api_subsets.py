@@ -27,6 +27,7 @@ SUBSETS = {
         "create drop append length read_inputs read_matrix",
         "create drop append length read_inputs read_matrix truncate checkpoint fork num_free_blocks",
     ),
+    "pruned": ("append prune read", "append prune attend read positions length"),
     "sharded": ("append read attend length", "append read_rank heads positions"),
 }
 MAX_GAINS = 3  # the number of further operations shown, those with the largest gain
