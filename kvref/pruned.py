@@ -48,7 +48,9 @@ class PrunedCache:
     def __init__(self, config: PrunedConfig, backend: Backend = reference) -> None:
         self.config = config
         self._backend = backend
-        self.clear()
+        self.length = 0
+        self._keys = self._values = self._no_tokens()
+        self._positions: NDArray[np.int64] = np.zeros((0, config.num_kv_heads), np.int64)  # per row and head, ascending
 
     @property
     def stored_tokens(self) -> int:
@@ -114,10 +116,12 @@ class PrunedCache:
 
     def clear(self) -> None:
         """Remove all tokens."""
-        heads, xp = self.config.num_kv_heads, self._backend.xp
         self.length = 0
-        self._keys = self._values = xp.zeros((0, heads, self.config.head_dim), dtype=xp.float32)
-        self._positions: NDArray[np.int64] = np.zeros((0, heads), np.int64)  # [stored_tokens, num_kv_heads], ascending
+        self._keys = self._values = self._no_tokens()
+        self._positions = self._positions[:0]
+
+    def _no_tokens(self) -> Array:
+        return self._backend.zeros((0, self.config.num_kv_heads, self.config.head_dim), "float32")
 
     def read(self) -> tuple[Array, Array]:
         """Return the keys and values of the stored tokens, as copies: float32 [stored_tokens, num_kv_heads, head_dim] each."""

@@ -33,7 +33,7 @@ class Kvpress(TorchArrays):
         return KvpressLayer(num_kv_heads, head_dim, max_tokens)
 
 
-class GivenScores(ScorerPress):
+class GivenScores(ScorerPress):  # type: ignore[misc]
     scores: torch.Tensor
 
     def score(self, *given: Any) -> torch.Tensor:

@@ -21,5 +21,5 @@ for compression in range(1, 4):
     sinks = [position for position in range(4) if position in stored]
     recent = sum(position in stored for position in range(count - press.target_size + 4, count))
     print(
-        f"compression {compression}: first stored positions {stored[:5]}, sinks {sinks}, {recent} of the {len(stored) - 4} newest tokens"
+        f"compression {compression}: sinks {sinks}, {recent} of the {len(stored) - 4} newest; order of the keys: {stored[:4]} ..."
     )

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from kvref_conformance.testlib.session import Session
 class PrunedFixture(Session):
     """A cache, and all tokens that were appended to it."""
 
-    def __init__(self, subject: Subject, count: int, **sizes: int) -> None:
+    def __init__(self, subject: Subject, count: int, **sizes: Any) -> None:
         super().__init__(subject, **sizes)
         self.heads = range(self.cache.config["num_kv_heads"])
         self.keys, self.values = random_pair(subject, 0)
@@ -104,7 +105,7 @@ def prune_keeps_the_largest_scores(subject: Subject) -> None:
         fixture.cache.prune(scores, keep, sinks, recent)
         want = []
         for row in scores.tolist():
-            others = sorted(range(sinks, 8 - recent), key=lambda position, row=row: -row[position])[: keep - sinks - recent]
+            others = sorted(range(sinks, 8 - recent), key=row.__getitem__, reverse=True)[: keep - sinks - recent]
             want.append(sorted([*range(sinks), *others, *range(8 - recent, 8)]))
         fixture.contains(want, f"after prune to {keep} tokens with {sinks} sinks and {recent} recent ones")
 
