@@ -1,9 +1,9 @@
 """kvref: the executable specification of LLM KV caches.
 
-A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the twelve caches
+A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the thirteen caches
 (`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`, `pooled`, `latent`, `sharded`,
-`recurrent`), `hybrid`, `attention` and `rope`. The clauses that they implement are in `kvref/spec`; docstrings cite them by id
-(PAGED-07).
+`transfer`, `recurrent`), `hybrid`, `attention` and `rope`. The clauses that they implement are in `kvref/spec`; docstrings cite
+them by id (PAGED-07).
 """
 
 from kvref.attention import Sight, attention
@@ -28,6 +28,7 @@ from kvref.rope import Rotary, rotary_frequencies
 from kvref.serialization import load, save
 from kvref.sharded import ShardedCache, ShardedConfig
 from kvref.tiered import TieredCache, TieredConfig
+from kvref.transfer import TransferCache, TransferConfig
 from kvref.windowed import WindowedCache, WindowedConfig
 
 __version__ = "0.1.0"
@@ -72,6 +73,8 @@ __all__ = [
     "Sight",
     "TieredCache",
     "TieredConfig",
+    "TransferCache",
+    "TransferConfig",
     "WindowedCache",
     "WindowedConfig",
     "attention",

@@ -92,6 +92,22 @@ class RankLost(KVRefError):
     """A rank that the call needs is lost, with the tokens it had (SHARD-04)."""
 
 
+class TransferNotFound(KVRefError):
+    """A transfer that is not in the state that the call needs: open, or aborted and not yet fenced (TRANSFER-06)."""
+
+
+class TransferIncomplete(KVRefError):
+    """A transfer cannot be committed, because some of its rows have not arrived (TRANSFER-04)."""
+
+
+class AlreadyArrived(KVRefError):
+    """A part of a transfer contains rows that have arrived before (TRANSFER-03)."""
+
+
+class ExportNotFound(KVRefError):
+    """An unknown export: never created, or already released (TRANSFER-10)."""
+
+
 class RowOutOfRange(KVRefError):
     """A row that the batch does not have (EDIT-09)."""
 

@@ -67,9 +67,9 @@ class Part:
         Raises LayerOutOfRange, PositionOutOfRange or HeadOutOfRange for a range outside the sequence.
         """
         return cls(
-            _checked_range("layers", layers, len(extent.lengths), LayerOutOfRange),
-            _checked_range("tokens", tokens, max(extent.lengths), PositionOutOfRange),
-            _checked_range("heads", heads, num_heads, HeadOutOfRange),
+            checked_range("layers", layers, len(extent.lengths), LayerOutOfRange),
+            checked_range("tokens", tokens, max(extent.lengths), PositionOutOfRange),
+            checked_range("heads", heads, num_heads, HeadOutOfRange),
         )
 
     def to_json(self) -> dict[str, list[int]]:
@@ -133,8 +133,8 @@ def read_part(saved: SavedState, num_layers: int, num_heads: int) -> tuple[Saved
     return extent, part
 
 
-def _checked_range(name: str, given: Span, stop: int, error: type[KVRefError]) -> range:
-    """`given` as a range within [0, stop), all of it for None. Raises `error`."""
+def checked_range(name: str, given: Span, stop: int, error: type[KVRefError]) -> range:
+    """Return `given`, [start, stop), as a range within [0, stop), and None as all of it. Raises `error`."""
     if given is None:
         return range(stop)
     if not hasattr(given, "__len__") or len(given) != 2:

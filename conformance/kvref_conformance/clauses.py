@@ -16,7 +16,7 @@ from string import ascii_lowercase
 
 CHAPTERS = (
     "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "channels",
-    "tiered", "edits", "moving", "buffers", "pooled", "latents", "sharded", "recurrent", "pruned", "attention", "kernels",
+    "tiered", "edits", "moving", "buffers", "pooled", "latents", "sharded", "transfer", "recurrent", "pruned", "attention", "kernels",
     "engines",
 )  # fmt: skip
 

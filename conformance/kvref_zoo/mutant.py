@@ -27,6 +27,7 @@ CONFIGS: dict[str, Any] = {
     "pruned": kvref.PrunedConfig,
     "sharded": kvref.ShardedConfig,
     "tiered": kvref.TieredConfig,
+    "transfer": kvref.TransferConfig,
     "windowed": kvref.WindowedConfig,
 }
 

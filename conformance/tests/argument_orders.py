@@ -302,6 +302,61 @@ class Sharded(Picky, kvref.ShardedCache):
         super().truncate(length)
 
 
+class Transfer(Picky, kvref.TransferCache):
+    def outside(self, span: Any, stop: int, error: type[Exception]) -> Wrong:
+        return when(not 0 <= span[0] <= span[1] <= stop, error)
+
+    def append(self, sequence: int, keys: Any, values: Any) -> None:
+        config, known = self.config, sequence in self._table_of
+        shape = config.num_layers, None, config.num_kv_heads, config.head_dim
+        end = count_of(shape, keys, values) + (self.length(sequence) if known else 0)
+        entries = self._tables.count(self._table_of[sequence]) if known else 0
+        short = config.num_layers * (-(-end // config.block_size) - entries) > self.num_free_blocks
+        unknown = when(not known, errors.SequenceNotFound)
+        self.refuse(when(short and known, errors.OutOfBlocks), unknown, of_arrays(shape, keys, values))
+        super().append(sequence, keys, values)
+
+    def begin(self, length: int, deadline: int | None = None) -> int:
+        short = self.config.num_layers * -(-length // self.config.block_size) > self.num_free_blocks
+        self.refuse(
+            when(short, errors.OutOfBlocks), when(deadline is not None and deadline < 0, errors.ConfigError),
+            when(length < 0, errors.PositionOutOfRange),
+        )  # fmt: skip
+        return super().begin(length, deadline)
+
+    def of_part(self, found: Any, layer: int, start: int, heads: Any, keys: Any, values: Any) -> Wrong:
+        shape = None, max(0, heads[1] - heads[0]), self.config.head_dim
+        length = 10**9 if found is None else found.arrived.shape[1]
+        span = start, start + count_of(shape, keys, values)
+        wrong = self.outside(heads, self.config.num_kv_heads, errors.HeadOutOfRange) + of_arrays(shape, keys, values)
+        wrong += when(found is None, errors.TransferNotFound) + self.outside(span, length, errors.PositionOutOfRange)
+        return wrong + when(not 0 <= layer < self.config.num_layers, errors.LayerOutOfRange)
+
+    def arrive(self, transfer: int, layer: int, start: int, heads: Any, keys: Any, values: Any) -> None:
+        found = self._open.get(transfer)
+        wrong = self.of_part(found, layer, start, heads, keys, values)
+        if found is not None and not {errors.LayerOutOfRange, errors.PositionOutOfRange, errors.HeadOutOfRange} & {*wrong}:
+            count = max(len(each) for each in (keys, values))
+            arrived = found.arrived[layer, start : start + count, heads[0] : heads[1]].any()
+            wrong = when(arrived, errors.AlreadyArrived) + wrong
+        self.refuse(wrong)
+        super().arrive(transfer, layer, start, heads, keys, values)
+
+    def write_late(self, transfer: int, layer: int, start: int, heads: Any, keys: Any, values: Any) -> None:
+        self.refuse(self.of_part(self._aborted.get(transfer), layer, start, heads, keys, values))
+        super().write_late(transfer, layer, start, heads, keys, values)
+
+    def send(self, handle: int, layer: int, tokens: Any, heads: Any) -> Any:
+        known = handle in self._exports
+        length = int(self._tables.lengths[self._exports[handle], 0]) if known else 10**9
+        self.refuse(
+            self.outside(tokens, length, errors.PositionOutOfRange), when(not known, errors.ExportNotFound),
+            self.outside(heads, self.config.num_kv_heads, errors.HeadOutOfRange),
+            when(not 0 <= layer < self.config.num_layers, errors.LayerOutOfRange),
+        )  # fmt: skip
+        return super().send(handle, layer, tokens, heads)
+
+
 class Implementation(OnBackend):
     """pick: selects which error of a call to raise."""
 
@@ -339,6 +394,9 @@ class Implementation(OnBackend):
 
     def sharded(self, **config: Any) -> Any:
         return self._made(Sharded(kvref.ShardedConfig(**config)))
+
+    def transfer(self, **config: Any) -> Any:
+        return self._made(Transfer(kvref.TransferConfig(**config)))
 
     def recurrent(self, **config: Any) -> Any:
         return self._made(Recurrent(kvref.RecurrentConfig(**config)))

@@ -14,7 +14,8 @@ from kvref_conformance.runner.check_runner import CheckRunner, select_checks, ve
 from kvref_conformance.runner.options import Effort
 
 FAMILIES = (
-    "contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded", "recurrent",
+    "contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded", "transfer",
+    "recurrent",
 )  # fmt: skip
 PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 

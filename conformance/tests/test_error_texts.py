@@ -49,6 +49,17 @@ def grouped():
     return cache
 
 
+def transferring():
+    """A sequence of three tokens with an export, an open transfer of which one row of 24 has arrived, and an aborted one."""
+    sizes = {"num_blocks": 8, "num_layers": 2, "num_kv_heads": 4, "head_dim": 2, "block_size": 4}
+    cache = kvref.TransferCache(kvref.TransferConfig(**sizes, head_ranks=2))
+    cache.append(cache.create(), *2 * [np.ones((2, 3, 4, 2), np.float32)])
+    cache.export(0)
+    cache.arrive(cache.begin(3), 0, 0, [0, 1], *2 * [np.ones((1, 1, 2), np.float32)])
+    cache.abort(cache.begin(1))
+    return cache
+
+
 def sharded(lost=None):
     """Five tokens on two rows and two columns; one rank can be lost."""
     cache = kvref.ShardedCache(kvref.ShardedConfig(2, 1, block_size=2, num_blocks=4, head_ranks=2, token_ranks=2))
@@ -210,6 +221,28 @@ WORDS = [
         lambda: sharded().attend(np.ones((6, 2, 1), np.float32), 1.0),
         errors.PositionOutOfRange,
         f"queries: {NUMBER} [0, 6), got 6",
+    ),
+    (lambda: transferring().commit(0), errors.TransferIncomplete, "transfer 0: 23 of 24 rows are missing"),
+    (lambda: transferring().commit(1), errors.TransferNotFound, "no open transfer 1 (1 transfers are open)"),
+    (lambda: transferring().fence(0), errors.TransferNotFound, "no aborted transfer 0 (1 transfers are aborted)"),
+    (
+        lambda: transferring().arrive(0, 0, 0, [0, 2], *2 * [np.ones((1, 2, 2), np.float32)]),
+        errors.AlreadyArrived,
+        "transfer 0: 1 rows of this part have arrived before",
+    ),
+    (
+        lambda: transferring().arrive(0, 0, 2, [0, 4], *2 * [np.ones((2, 4, 2), np.float32)]),
+        errors.PositionOutOfRange,
+        f"start + n: {NUMBER} [0, 4), got 4",
+    ),
+    (lambda: transferring().send(0, 0, [0, 4], [0, 4]), errors.PositionOutOfRange, f"tokens, stop: {NUMBER} [0, 4), got 4"),
+    (lambda: transferring().send(0, 0, [0, 3], [2, 5]), errors.HeadOutOfRange, f"heads, stop: {NUMBER} [0, 5), got 5"),
+    (lambda: transferring().release(1), errors.ExportNotFound, "unknown export 1 (never created, or already released)"),
+    (lambda: transferring().begin(9), errors.OutOfBlocks, "out of blocks: 6 needed, 2 free"),
+    (
+        lambda: kvref.TransferConfig(8, 1, 4, 2, head_ranks=3),
+        errors.ConfigError,
+        "head_ranks: expected a divisor of num_kv_heads 4, got 3",
     ),
     (lambda: sharded().heads(4), errors.RankOutOfRange, f"rank: {NUMBER} [0, 4), got 4"),
     (lambda: sharded(lost=1).positions(1), errors.RankLost, "rank 1 is lost"),

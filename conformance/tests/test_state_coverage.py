@@ -32,6 +32,7 @@ SEQUENCES = {
     "recurrent": 200,
     "engine": 300,
     "blocks": 200,
+    "transfer": 200,
 }  # number of call sequences; others: 100
 LEAST = 1  # sequences that must reach a state
 LARGE = ("paged", "prefix", "grouped", "recurrent", "engine")  # families whose sequences take a minute

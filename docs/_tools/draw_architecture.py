@@ -27,6 +27,7 @@ PARTS = {
         "prefix.py": "blocks cached by their tokens",
         "quantized.py": "one scale per row", "tiered.py": "recent tokens exact, old quantized",
         "pooled.py": "blocks from a buffer pool", "sharded.py": "heads and tokens split over ranks",
+        "transfer.py": "sequences sent to other caches",
         "recurrent.py": "states of layers without attention", "pruned.py": "tokens evicted by scores",
         "block_pool.py": "free blocks and references", "block_tables.py": "blocks per sequence and layer",
         "buffers.py": "buffer pool with five sizes",

@@ -29,6 +29,10 @@ SUBSETS = {
     ),
     "pruned": ("append prune read", "append prune attend read positions length"),
     "sharded": ("append read attend length", "append read_rank heads positions"),
+    "transfer": (
+        "create append gather drop begin arrive commit abort num_free_blocks",
+        "create append gather drop truncate num_free_blocks export send release",
+    ),
 }
 MAX_GAINS = 3  # the number of further operations shown, those with the largest gain
 

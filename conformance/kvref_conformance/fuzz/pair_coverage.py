@@ -16,11 +16,19 @@ from kvref_conformance.oracle.formats import PLAIN_FORMATS
 READS = frozenset((
     "apply", "attend", "block_table", "block_tables", "gather", "gather_batch", "heads", "length", "lengths", "lookup",
     "match", "num_bytes", "places", "positions", "raw", "read", "read_head", "read_inputs", "read_matrix", "read_rank",
-    "read_token", "read_tokens", "records", "references", "save", "slot_mapping", "stats", "tier_of", "values",
+    "read_token", "read_tokens", "records", "references", "save", "send", "slot_mapping", "stats", "tier_of", "values",
 ))  # fmt: skip
-ENDS = frozenset(("drop", "close", "free", "release", "reset", "clear"))  # any sequence can reuse the memory
+ENDS = frozenset(("drop", "close", "free", "release", "reset", "clear", "fence"))  # any sequence can reuse the memory
 # The state of the sequences or of their object, by an operation that came earlier.
 EARLIER = {"fork": "after a fork", "release_before": "after a release", "begin": "with a prefix", "commit": "with a prefix"}
+
+# Of the transfer cache: the calls that can name what a call has created or named (an aborted transfer has no sequence).
+OF_A_SEQUENCE = ("append", "truncate", "drop", "export")
+AFTER_IN_TRANSFER = {
+    **dict.fromkeys(("create", "commit"), OF_A_SEQUENCE), **dict.fromkeys(("begin", "arrive"), ("arrive", "commit", "abort")),
+    **dict.fromkeys(("abort", "write_late"), ("fence", "write_late")),
+    **dict.fromkeys(("append", "truncate", "export"), (*OF_A_SEQUENCE, "release")),
+}  # fmt: skip
 
 Pair = tuple[str, str]
 
@@ -52,6 +60,8 @@ def why_impossible(pair: Pair) -> str:
         return "the call raises RankLost"
     if family == "engine" and first == "open" and second in ("generate", "sample", "cancel", "step"):
         return "an empty session cannot generate"
+    if family == "transfer" and second not in (*AFTER_IN_TRANSFER.get(first, (second,)), "create", "begin", "expire"):
+        return "the calls name different objects"
     return ""
 
 

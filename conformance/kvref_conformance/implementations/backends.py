@@ -101,6 +101,9 @@ class OnBackend:
     def pruned(self, **config: Any) -> kvref.PrunedCache:
         return kvref.PrunedCache(kvref.PrunedConfig(**config), self.backend)
 
+    def transfer(self, **config: Any) -> kvref.TransferCache:
+        return kvref.TransferCache(kvref.TransferConfig(**config), self.backend)
+
     def offload(self, capacity: int) -> kvref.HostStore:
         return kvref.HostStore(capacity)
 

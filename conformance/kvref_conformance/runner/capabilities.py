@@ -18,7 +18,7 @@ from kvref_conformance.runner.check_runner import CheckRunner, Failure
 from kvref_conformance.runner.restricted import RestrictedImplementation
 from kvref_conformance.testlib.fixtures import new_object
 from kvref_conformance.testlib.registry import Check
-from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes
+from kvref_conformance.testlib.sample_calls import ResultByName, SampleCalls, Sizes, operation_of
 
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 ROWS = ("int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4")
@@ -81,20 +81,21 @@ def _probe_family(subject: Subject, family: str) -> OperationStatus:
         return OperationStatus([], [], " ".join(why.split()) or "no reason given")
     steps = sample_calls_of(subject, made.config)
     objects, got, found = {family: made.id}, ResultByName(), list[str]()
-    for op, arguments in steps.items():
+    for step, arguments in steps.items():
+        op = operation_of(step)
         try:
-            got[op] = subject.call(op, objects[op.partition(".")[0]], arguments(got))
+            got[step] = subject.call(op, objects[op.partition(".")[0]], arguments(got))
         except CallTimeout:
             raise
         except KeyError as lacking:  # an argument is the result of another operation, which is missing or failed
-            found += [op] if lacking.args[0] in found else []  # failed: assume that this operation is provided
+            found += [op] if operation_of(lacking.args[0]) in found else []  # failed: assume that this operation is provided
         except Exception:  # it is provided; whether the error is correct does not matter here
             pass
         if was_executed(subject, op) and op not in found:
             found.append(op)
-        if isinstance(got.get(op), ObjectProxy):
-            objects["buffer"] = got[op].id
-    missing = [op for op in steps if op not in found]
+        if isinstance(got.get(step), ObjectProxy):
+            objects["buffer"] = got[step].id
+    missing = [op for op in dict.fromkeys(map(operation_of, steps)) if op not in found]
     said = {op: subject.declined.get(op, "").removeprefix(op).strip() for op in missing}
     given = {
         op: reason.removeprefix("(").removesuffix(")") if reason.startswith("(") else reason

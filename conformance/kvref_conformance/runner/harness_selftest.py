@@ -20,7 +20,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import offers
 from kvref_conformance.limits import Limits
 from kvref_conformance.runner.capabilities import row_width, sample_calls_of, was_executed
-from kvref_conformance.testlib.sample_calls import ResultByName, args
+from kvref_conformance.testlib.sample_calls import ResultByName, args, operation_of
 
 SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers per row; large rows make lines of more than a hundred kilobytes
 
@@ -80,10 +80,11 @@ def _test_family(subject: Subject, dim: int, small: bool) -> Iterator[SelftestRe
 def _test_operations(subject: Subject, dim: int) -> Iterator[SelftestResult]:
     family, objects, got = subject.family, dict[str, int](), ResultByName()
     config = _small_config(subject.implementation, family, dim)
-    for op, arguments in [(f"{family}.new", args(**config)), *sample_calls_of(subject, config, dim).items()]:
+    for step, arguments in [(f"{family}.new", args(**config)), *sample_calls_of(subject, config, dim).items()]:
+        op = operation_of(step)
         try:
             given, on = arguments(got), None if op.endswith(".new") else objects[op.partition(".")[0]]
-            got[op] = subject.call(op, on, given)
+            got[step] = subject.call(op, on, given)
         except KeyError:
             continue  # an argument is the result of a declined operation
         except NotOffered:
@@ -100,9 +101,9 @@ def _test_operations(subject: Subject, dim: int) -> Iterator[SelftestResult]:
         if not was_executed(subject, op):
             yield SelftestResult(op, declined=True)  # the judge derived it
             continue
-        if isinstance(got[op], ObjectProxy):
-            objects[family if op.endswith(".new") else "buffer"] = got[op].id
-        yield SelftestResult(op)
+        if isinstance(got[step], ObjectProxy):
+            objects[family if op.endswith(".new") else "buffer"] = got[step].id
+        yield SelftestResult(step)
 
 
 def _test_error(program: JsonClient, timeout: float, op: str, args: dict[str, Any], kind: str, what: str) -> SelftestResult:

@@ -8,11 +8,11 @@ import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
 
-ResultByName = dict[str, Any]  # the results so far, by operation ("paged.create"); declined operations are absent
+ResultByName = dict[str, Any]  # the results so far, by step ("paged.create"); declined operations are absent
 Arguments = Callable[
     [ResultByName], dict[str, Any]
 ]  # computes arguments from earlier results; raises KeyError if a result is absent
-SampleCalls = dict[str, Arguments]  # the arguments by operation ("paged.write")
+SampleCalls = dict[str, Arguments]  # the arguments by operation ("paged.write"), a second call with words after it
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,8 @@ def args(**args: Any) -> Arguments:
 def on_family(family: str, steps: SampleCalls) -> SampleCalls:
     """The steps of one family, with its name before each operation."""
     return {f"{family}.{name}": arguments for name, arguments in steps.items()}
+
+
+def operation_of(step: str) -> str:
+    """The operation of a step: "transfer.begin" for "transfer.begin again", the second call of it."""
+    return step.partition(" ")[0]
