@@ -13,7 +13,7 @@ def begin_reserves_all_blocks(subject: Subject) -> None:
     run = TransferFixture(subject)
     total = run.cache.num_free_blocks
     assert_equal(total, run.config["num_blocks"], "free blocks of a new cache")
-    for length in (1, run.size, run.size + 1, 2 * run.size, 0):
+    for length in (1, run.size, run.size + 1, 2 * run.size):
         transfer = run.cache.begin(length)
         run.assert_free(total - run.blocks(length), f"after begin({length}), with blocks of {run.size} tokens")
         run.arrive(transfer, rows := run.rows(length), run.parts(length))
@@ -25,14 +25,26 @@ def begin_reserves_all_blocks(subject: Subject) -> None:
         run.assert_free(total, f"after drop of a committed sequence of {length} tokens")
 
 
+@check("TRANSFER-01a", "transfer")
+def begin_of_no_tokens_reserves_no_block(subject: Subject) -> None:
+    run = TransferFixture(subject)
+    aborted = run.aborted(0)
+    sequence = run.cache.commit(run.cache.begin(0))
+    run.assert_free(run.config["num_blocks"], "after commit and abort of transfers of no tokens")
+    run.cache.fence(aborted)
+    run.assert_free(run.config["num_blocks"], "after fence of a transfer of no tokens")
+    run.assert_reads(sequence, run.rows(0), "a committed sequence of no tokens")
+
+
 @check("TRANSFER-01b", "transfer")
 def begin_returns_an_id_that_it_has_never_returned(subject: Subject) -> None:
     run, seen = TransferFixture(subject), list[int]()
     for end in ("commit", "abort", "", "fence", "commit", ""):
-        transfer = run.cache.begin(0 if end == "commit" else 1)
+        transfer = run.cache.begin(1)
         assert_true(transfer not in seen, "the id that begin returned", f"none of {seen}", transfer)
         seen.append(transfer)
         if end == "commit":
+            run.arrive(transfer, run.rows(1), run.parts(1))
             run.cache.commit(transfer)
         elif end:
             run.cache.abort(transfer)
@@ -45,14 +57,21 @@ def begin_without_enough_blocks_raises(subject: Subject) -> None:
     run = TransferFixture(subject)
     run.sequence_of(run.rows(run.size + 1))
     length = run.cache.num_free_blocks // run.layers * run.size
-    for wrong in (length + 1, length + run.size + 1, 10**9):
+    for wrong in (length + 1, length + run.size + 1):
         with run.unchanged(), raises("OutOfBlocks"):
-            run.cache.begin(wrong)
-    for wrong in subject.integers(-1, -run.size):
-        with run.unchanged(), raises("PositionOutOfRange"):
             run.cache.begin(wrong)
     run.cache.begin(length)
     run.assert_free(0, f"after begin({length})")
+
+
+@check("TRANSFER-01c", "transfer")
+def begin_of_an_impossible_length_raises(subject: Subject) -> None:
+    run = TransferFixture(subject)
+    with run.unchanged(), raises("OutOfBlocks"):
+        run.cache.begin(10**9)
+    for wrong in subject.integers(-1, -run.size):
+        with run.unchanged(), raises("PositionOutOfRange"):
+            run.cache.begin(wrong)
 
 
 @check("TRANSFER-02a", "transfer")
@@ -155,7 +174,7 @@ def commit_returns_a_new_sequence_in_the_reserved_blocks(subject: Subject) -> No
     run = TransferFixture(subject)
     seen = [run.cache.create(), run.sequence_of(run.rows(1))]
     run.cache.drop(seen[-1])
-    for length in (run.size, run.size + 1, 0, 1):
+    for length in (run.size, run.size + 1, 1):
         transfer, rows = run.cache.begin(length), run.rows(length)
         run.arrive(transfer, rows, run.parts(length))
         free = run.cache.num_free_blocks
@@ -241,7 +260,7 @@ def abort_changes_no_other_transfer(subject: Subject) -> None:
 def fence_frees_the_blocks_of_an_aborted_transfer(subject: Subject) -> None:
     run = TransferFixture(subject)
     total = run.config["num_blocks"]
-    for length in (run.size + 1, run.size, 0):
+    for length in (run.size + 1, run.size):
         transfer = run.cache.begin(length)
         run.arrive(transfer, run.rows(length), run.parts(length)[:1])
         run.cache.abort(transfer)
