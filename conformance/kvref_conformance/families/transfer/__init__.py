@@ -19,7 +19,7 @@ FAMILY = Family(
     speaks_for=(*OF_CACHES, *(f"TRANSFER-{n:02}" for n in range(1, 13)), "EDIT-01", "EDIT-02"),
     gives={"create": "sequence", "commit": "sequence", "begin": "transfer", "export": "handle"},
     formats={"dtype": PLAIN_FORMATS},
-    goes=lambda config: config["num_kv_heads"] % config["head_ranks"] == 0,
+    multiples={"num_kv_heads": "head_ranks"},
     may_be_zero=("num_blocks",),
     appending={"append": ("keys", "values")},
 )  # fmt: skip
