@@ -27,6 +27,7 @@ from kvref.recurrent import RecurrentCache, RecurrentConfig
 from kvref.rope import Rotary, rotary_frequencies
 from kvref.serialization import load, save
 from kvref.sharded import ShardedCache, ShardedConfig
+from kvref.sparse import SparseCache, SparseConfig
 from kvref.tiered import TieredCache, TieredConfig
 from kvref.transfer import TransferCache, TransferConfig
 from kvref.windowed import WindowedCache, WindowedConfig
@@ -71,6 +72,8 @@ __all__ = [
     "ShardedCache",
     "ShardedConfig",
     "Sight",
+    "SparseCache",
+    "SparseConfig",
     "TieredCache",
     "TieredConfig",
     "TransferCache",

@@ -26,6 +26,7 @@ CONFIGS: dict[str, Any] = {
     "recurrent": kvref.RecurrentConfig,
     "pruned": kvref.PrunedConfig,
     "sharded": kvref.ShardedConfig,
+    "sparse": kvref.SparseConfig,
     "tiered": kvref.TieredConfig,
     "transfer": kvref.TransferConfig,
     "windowed": kvref.WindowedConfig,

@@ -218,6 +218,7 @@ SHRUNK = {
     "channels": ("zoo:channels-scale-keys-by-token", "KIVI-01"),
     "latent": ("zoo:latent-value-is-the-end-of-the-row", "MLA-01"),
     "sharded": ("zoo:sharded-append-half-written", "SHARD-04"),
+    "sparse": ("zoo:sparse-copies-blocks-without-index-keys", "SPARSE-05"),
     "pruned": ("zoo:pruned-by-the-first-head", "PRUNED-03"),
     "recurrent": ("zoo:recurrent-accepted-drafts-are-lost", "RECUR-09"),
     "hosted": ("zoo:hosted-scales-are-not-copied", "MOVE-12"),

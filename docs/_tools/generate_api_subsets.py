@@ -28,6 +28,7 @@ SUBSETS = {
         "create drop append length read_inputs read_matrix truncate checkpoint fork num_free_blocks",
     ),
     "pruned": ("append prune read", "append prune attend read positions length"),
+    "sparse": ("create append read select", "create append read read_index select attend drop fork length"),
     "sharded": ("append read attend length", "append read_rank heads positions"),
     "transfer": (
         "create append gather drop begin arrive commit abort num_free_blocks",

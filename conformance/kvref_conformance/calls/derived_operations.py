@@ -89,7 +89,7 @@ def split_append(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[st
     arrays = {each: args.get(each) for each in record.appending[name]}
     axis = record.token_axis
     shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # also of an OwnArray
-    lengths = {shape[axis] if len(shape) >= -axis else -1 for shape in shapes}
+    lengths = {shape[axis] if len(shape) >= max(1, -axis) else -1 for shape in shapes}
     if len(lengths) > 1 and limit.largest_up_to(max(lengths)) != max(lengths):
         raise NotOffered(f"arrays of different lengths, up to {max(lengths)} tokens, where its limits say {limit}")
     if len(lengths) != 1 or (length := lengths.pop()) < 0 or limit.allows(length):

@@ -45,7 +45,8 @@ class Family:
     fits: whether a configuration is valid (LAW-12), beyond `holds` and `multiples`. It also decides which single sizes are used:
         if a size is not valid with the small sizes and any format, the nearest one that is valid replaces it.
     goes: like `fits`, for whole configurations only, if sizes depend on each other and not on a format.
-    token_axis: the axis of the appended arrays that counts tokens, from the end.
+    token_axis: the axis of the appended arrays that counts tokens, from the end; 0 if arrays with different numbers of axes are
+        appended together.
     appending: operation -> its array arguments, for operations that accept any number of tokens.
     whole: operations of `appending` that have a different result if their tokens are divided into several calls.
     counted_as: name of a switch among the limits -> function that wraps a factory, so that its objects count as the specification

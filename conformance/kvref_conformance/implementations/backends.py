@@ -101,6 +101,9 @@ class OnBackend:
     def pruned(self, **config: Any) -> kvref.PrunedCache:
         return kvref.PrunedCache(kvref.PrunedConfig(**config), self.backend)
 
+    def sparse(self, **config: Any) -> kvref.SparseCache:
+        return kvref.SparseCache(kvref.SparseConfig(**config), self.backend)
+
     def transfer(self, **config: Any) -> kvref.TransferCache:
         return kvref.TransferCache(kvref.TransferConfig(**config), self.backend)
 

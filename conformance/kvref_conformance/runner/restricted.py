@@ -73,7 +73,7 @@ class RestrictedImplementation:
         record = all_families().get(family)
         if record and name in record.appending:
             array, axis = args[-1], record.token_axis
-            if np.ndim(array) >= -axis and not self._own.limit(family, "tokens").allows(array.shape[axis]):
+            if np.ndim(array) >= max(1, -axis) and not self._own.limit(family, "tokens").allows(array.shape[axis]):
                 raise errors.ShapeMismatch(f"expected {self._own.limit(family, 'tokens')} tokens, got {array.shape[axis]}")
         if family == "attention":
             for size, at in (("head_dim", 2), ("num_kv_heads", 1)):

@@ -17,7 +17,7 @@ from kvref_conformance.oracle.reference_model import ReferenceModel
 from kvref_conformance.testlib.fixtures import new_object
 from kvref_conformance.traces.checked_session import CheckedSession
 
-READS = ("gather", "read", "read_tokens")
+READS = ("gather", "read", "read_index", "read_tokens")
 CONTENT_READS = ("length", "seq_len", "total_tokens", *READS)  # what `look` observes unless told otherwise
 
 

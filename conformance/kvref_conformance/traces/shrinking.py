@@ -291,7 +291,9 @@ def _with_fewer_tokens(request: CallRequest) -> Iterator[CallRequest]:
         return
     family = all_families().get(request.family)  # None for a buffer, whose values have one axis
     axis = family.token_axis if family else -1
-    arrays = {name: array for name, array in _arrays_of(request).items() if array.ndim >= -axis}  # others are left unchanged
+    arrays = {
+        name: array for name, array in _arrays_of(request).items() if array.ndim >= max(1, -axis)
+    }  # others are left unchanged
     lengths = {array.shape[axis] for array in arrays.values()}
     if len(lengths) == 1:
         for length in _smaller_counts(lengths.pop()):
