@@ -88,20 +88,6 @@ def unused_columns_are_zero(patch):
 
 
 @bug("SPARSE-02")
-def later_tokens_are_preferred(patch):
-    in_source(
-        patch, SELECT,
-        'np.argsort(-scores[row, :seen], kind="stable")[: self.config.top_k]',
-        'np.argsort(scores[row, :seen], kind="stable")[max(0, seen - self.config.top_k) :]',
-    )  # fmt: skip
-
-
-@bug("SPARSE-02")
-def ties_are_broken_at_random(patch):
-    in_source(patch, SELECT, ', kind="stable"', "")
-
-
-@bug("SPARSE-02")
 def scores_are_rounded_to_eight_bits(patch):
     in_source(patch, SELECT, "-scores[row, :seen]", "-np.round(scores[row, :seen] / 8)")
 

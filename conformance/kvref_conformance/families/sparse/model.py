@@ -217,7 +217,7 @@ class Sparse(ReferenceModel):
         if wrong:
             return self.expect_error(wrong + finite_errors(query, index_queries, weights))
         rows = self._rankings(sequence, index_queries, weights, causal)
-        if rows is None or any(row.error for row in rows):
+        if rows is None or not all(row.is_clear(self.top_k) for row in rows):
             return UnjudgedReply("SPARSE-04")
         keys, values, _ = self.arrays(sequence)
         views = [np.array(row.best(self.top_k), np.int64) for row in rows]
@@ -277,15 +277,18 @@ class Ranking:
     error: Fraction
 
     def best(self, count: int) -> list[int]:
-        """The positions that SPARSE-02 chooses, if scores are exact."""
+        """The positions of the largest scores; of equal scores, the earlier ones."""
         return sorted(sorted(range(len(self.scores)), key=lambda at: (-self.scores[at], at))[:count])
+
+    def is_clear(self, count: int) -> bool:
+        """Whether only one selection is correct."""
+        descending = sorted(self.scores, reverse=True)
+        return len(descending) <= count or descending[count - 1] - descending[count] > 2 * self.error
 
     def accepts(self, chosen: list[int], count: int) -> bool:
         """Whether this selection is correct."""
-        if not self.error:
-            return chosen == self.best(count)
         others = set(range(len(self.scores))) - set(chosen)
-        if len(chosen) != min(count, len(self.scores)) or chosen != sorted(set(chosen) & set(range(len(self.scores)))):
+        if len(chosen) != min(count, len(self.scores)) or chosen != sorted(set(range(len(self.scores))) - others):
             return False
         if not chosen or not others:
             return True
@@ -331,7 +334,7 @@ class ExpectedSelection(Expectation):
                 raise ClauseViolation(f"row {row} of {op}", str(self._row(ranking)), str(numbers), self.clause)
 
     def to_json(self) -> dict[str, Any]:
-        if any(ranking.error for ranking in self.rankings):
+        if not all(ranking.is_clear(self.width) for ranking in self.rankings):
             return {"any": True}
         return {"ok": np.array([self._row(each) for each in self.rankings], np.int32).reshape(-1, self.width)}
 

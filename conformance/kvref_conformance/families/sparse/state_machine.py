@@ -165,7 +165,10 @@ class SparseStateMachine(FamilyStateMachine):
     @rule(index=ANY_INDEX, queries=st.sampled_from((1, 2, 3, 9)), causal=st.booleans(), seed=SEED)
     def attend(self, index: int, queries: int, causal: bool, seed: int) -> None:
         heads, dim = self.sparse_model.row
-        named: dict[str, Any] = {"query": self.source.rows((queries, 2 * heads, dim), "uneven"), **self.index_arguments(seed, queries, 2)}
+        named: dict[str, Any] = {
+            "query": self.source.rows((queries, 2 * heads, dim), "uneven"),
+            **self.index_arguments(seed, queries, 2),
+        }
         if causal:
             named |= {"causal": True}
         self.call("attend", self.objects[0], sequence=self.one_of("sequence", index), **named)
