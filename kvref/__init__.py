@@ -23,6 +23,7 @@ from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
 from kvref.pruned import PrunedCache, PrunedConfig
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
+from kvref.ragged import RaggedCache, RaggedConfig
 from kvref.recurrent import RecurrentCache, RecurrentConfig
 from kvref.rope import Rotary, rotary_frequencies
 from kvref.serialization import load, save
@@ -65,6 +66,8 @@ __all__ = [
     "Quantized",
     "QuantizedCache",
     "QuantizedConfig",
+    "RaggedCache",
+    "RaggedConfig",
     "RecurrentCache",
     "RecurrentConfig",
     "ReferenceBackend",

@@ -16,7 +16,7 @@ from string import ascii_lowercase
 
 CHAPTERS = (
     "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "channels",
-    "tiered", "edits", "moving", "buffers", "pooled", "latents", "sharded", "transfer", "recurrent", "pruned", "sparse",
+    "tiered", "edits", "moving", "buffers", "pooled", "latents", "sharded", "transfer", "recurrent", "pruned", "ragged", "sparse",
     "attention", "kernels", "engines",
 )  # fmt: skip
 

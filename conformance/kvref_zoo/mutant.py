@@ -25,6 +25,7 @@ CONFIGS: dict[str, Any] = {
     "quantized": kvref.QuantizedConfig,
     "recurrent": kvref.RecurrentConfig,
     "pruned": kvref.PrunedConfig,
+    "ragged": kvref.RaggedConfig,
     "sharded": kvref.ShardedConfig,
     "sparse": kvref.SparseConfig,
     "tiered": kvref.TieredConfig,

@@ -357,6 +357,35 @@ class Transfer(Picky, kvref.TransferCache):
         return super().send(handle, layer, tokens, heads)
 
 
+class Ragged(Picky, kvref.RaggedCache):
+    def of_tokens(self, rows: int, start: Any, keys: Any, values: Any, counts: Any) -> Wrong:
+        shape = rows, self.config.num_kv_heads, None, self.config.head_dim
+        columns = count_of(shape, keys, values)
+        counted = [columns] * rows if counts is None else list(counts)
+        wrong = when(any(not 0 <= count <= columns for count in counted), errors.PositionOutOfRange)
+        wrong += when(len(counted) != rows, errors.ShapeMismatch)
+        if not wrong:
+            too_many = any(old + new > self.config.max_tokens for old, new in zip(start, counted, strict=True))
+            wrong += when(too_many, errors.CapacityExceeded)
+        finite = all(array.dtype == np.float64 or np.isfinite(array).all() for array in (keys, values))
+        shaped = of_arrays(shape, keys, values)
+        return wrong + [error for error in shaped if error is not errors.NonFinite or not (finite or counts)]
+
+    def append(self, keys: Any, values: Any, counts: Any = None, left: bool = False) -> None:
+        lengths = [self.length(row) for row in range(self.batch_size)]
+        self.refuse(self.of_tokens(self.batch_size, lengths, keys, values, counts))
+        super().append(keys, values, counts, left)
+
+    def trim(self, counts: Any) -> None:
+        lengths = [self.length(row) for row in range(self.batch_size)]
+        too_many = any(not 0 <= count <= length for count, length in zip(counts, lengths, strict=False))
+        self.refuse(
+            when(too_many and len(counts) == len(lengths), errors.PositionOutOfRange),
+            when(len(counts) != len(lengths), errors.ShapeMismatch),
+        )
+        super().trim(counts)
+
+
 class Implementation(OnBackend):
     """pick: selects which error of a call to raise."""
 
@@ -397,6 +426,9 @@ class Implementation(OnBackend):
 
     def transfer(self, **config: Any) -> Any:
         return self._made(Transfer(kvref.TransferConfig(**config)))
+
+    def ragged(self, **config: Any) -> Any:
+        return self._made(Ragged(kvref.RaggedConfig(**config)))
 
     def recurrent(self, **config: Any) -> Any:
         return self._made(Recurrent(kvref.RecurrentConfig(**config)))

@@ -49,6 +49,13 @@ def grouped():
     return cache
 
 
+def ragged():
+    """Rows of one and two tokens."""
+    cache = kvref.RaggedCache(kvref.RaggedConfig(batch_size=2, num_kv_heads=1, head_dim=2, max_tokens=4))
+    cache.append(*2 * [np.ones((2, 1, 2, 2), np.float32)], [1, 2])
+    return cache
+
+
 def transferring():
     """A sequence of three tokens with an export, an open transfer of which one row of 24 has arrived, and an aborted one."""
     sizes = {"num_blocks": 8, "num_layers": 2, "num_kv_heads": 4, "head_dim": 2, "block_size": 4}
@@ -221,6 +228,15 @@ WORDS = [
         lambda: sharded().attend(np.ones((6, 2, 1), np.float32), 1.0),
         errors.PositionOutOfRange,
         f"queries: {NUMBER} [0, 6), got 6",
+    ),
+    (lambda: ragged().read(2), errors.RowOutOfRange, f"row: {NUMBER} [0, 2), got 2"),
+    (lambda: ragged().filter([]), errors.RowOutOfRange, "rows: expected at least one row, got none"),
+    (lambda: ragged().trim([2, 0]), errors.PositionOutOfRange, f"count: {NUMBER} [0, 2), got 2"),
+    (lambda: ragged().trim([1]), errors.ShapeMismatch, "counts: expected 2 counts, one per row, got 1"),
+    (
+        lambda: ragged().append(*2 * [np.ones((2, 1, 3, 2), np.float32)]),
+        errors.CapacityExceeded,
+        "append: expected at most 4 tokens in a row, got 5",
     ),
     (lambda: transferring().commit(0), errors.TransferIncomplete, "transfer 0: 23 of 24 rows are missing"),
     (lambda: transferring().commit(1), errors.TransferNotFound, "no open transfer 1 (1 transfers are open)"),

@@ -30,6 +30,7 @@ PARTS = {
         "transfer.py": "sequences sent to other caches",
         "recurrent.py": "states of layers without attention", "pruned.py": "tokens evicted by scores",
         "sparse.py": "attention to tokens that an index chooses",
+        "ragged.py": "rows of different lengths",
         "block_pool.py": "free blocks and references", "block_tables.py": "blocks per sequence and layer",
         "buffers.py": "buffer pool with five sizes",
         "attention.py": "softmax(scale q k') v",

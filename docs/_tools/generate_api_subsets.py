@@ -29,6 +29,7 @@ SUBSETS = {
     ),
     "pruned": ("append prune read", "append prune attend read positions length"),
     "sparse": ("create append read select", "create append read read_index select attend drop fork length"),
+    "ragged": ("append read filter", "append read filter length extend trim attend"),
     "sharded": ("append read attend length", "append read_rank heads positions"),
     "transfer": (
         "create append gather drop begin arrive commit abort num_free_blocks",

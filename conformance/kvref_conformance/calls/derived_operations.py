@@ -94,6 +94,8 @@ def split_append(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[st
         raise NotOffered(f"arrays of different lengths, up to {max(lengths)} tokens, where its limits say {limit}")
     if len(lengths) != 1 or (length := lengths.pop()) < 0 or limit.allows(length):
         return None
+    if args.get("counts") is not None:
+        raise NotOffered(f"{length} columns of which some are padding, where its limits say {limit}")
     parts, start = list[range](), 0
     while start < length or not length:
         size = limit.largest_up_to(length - start)

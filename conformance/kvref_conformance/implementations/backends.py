@@ -107,6 +107,9 @@ class OnBackend:
     def transfer(self, **config: Any) -> kvref.TransferCache:
         return kvref.TransferCache(kvref.TransferConfig(**config), self.backend)
 
+    def ragged(self, **config: Any) -> kvref.RaggedCache:
+        return kvref.RaggedCache(kvref.RaggedConfig(**config), self.backend)
+
     def offload(self, capacity: int) -> kvref.HostStore:
         return kvref.HostStore(capacity)
 

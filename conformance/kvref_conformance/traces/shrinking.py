@@ -297,7 +297,9 @@ def _with_fewer_tokens(request: CallRequest) -> Iterator[CallRequest]:
     lengths = {array.shape[axis] for array in arrays.values()}
     if len(lengths) == 1:
         for length in _smaller_counts(lengths.pop()):
-            fewer = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}
+            fewer: dict[str, Any] = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}
+            if counts := request.args.get("counts"):  # the numbers of tokens per row
+                fewer["counts"] = [min(count, length) for count in counts]
             yield replace(request, args=request.args | fewer)
 
 
