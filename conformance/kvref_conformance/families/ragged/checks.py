@@ -217,9 +217,13 @@ def attend_with_a_causal_mask_uses_the_length_of_each_row(subject: Subject) -> N
 @check("RAGGED-04b", "ragged")
 def attend_with_a_causal_mask_after_other_numbers_of_tokens(subject: Subject) -> None:
     fixture = RaggedFixture(subject, 2, 6, 3)
-    fixture.append(4, 1, 3)
-    for count in (2, 4):
-        fixture.attends(count, "after an append of 4, 1 and 3 tokens", causal=True)
+    for counts in ((4, 2, 3), (2, 3, 2), (1, 2, 5)):
+        fixture.append(*counts)
+        for count in range(1, min(counts) + 1):
+            fixture.attends(count, f"after an append of {list(counts)} tokens", causal=True)
+    with suppress(NotOffered):
+        for count in (2, 4, 12):
+            fixture.attends(count, "with more queries than a row got tokens", causal=True)
 
 
 @check("RAGGED-04c", "ragged")
