@@ -1,4 +1,4 @@
-"""The `kvref` command: check, soak, search, replay, harness, vectors, report, zoo, bench, canary, list, explain.
+"""The `kvref` command: check, soak, search, replay, harness, vectors, report, zoo, lab, bench, canary, list, explain.
 
 Exit status: 0 conformant, 1 not conformant, 2 not judged or could not run, 130 interrupted. A user's mistake prints one line,
 never a traceback. Ctrl-C prints no traceback either: `main` installs its handler before it imports almost anything.
@@ -226,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
 Exit status: 0 each bug is found by the clause that it names; 1 one is not; 2 could not run""",
     )
     zoo.add_argument("names", metavar="MEMBER", nargs="*", help="members to judge (default: all)")
+    _add_lab_command(commands)
     bench = commands.add_parser(
         "bench",
         help="compare the time of kernels and caches with a memcpy and other libraries",
@@ -300,6 +301,30 @@ def _add_server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--model", metavar="NAME", help="with --server: the server's name for the canary (default: its only model)"
     )
+
+
+def _add_lab_command(commands: argparse._SubParsersAction[Any]) -> None:
+    lab = commands.add_parser(
+        "lab",
+        help="start and check the exercises of the course",
+        description="The exercises of the course in docs/how: write a cache, find a planted bug, or predict results. kvref checks "
+        "them by the clauses of the specification.",
+    ).add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+    lab.add_parser("list", help="list the labs, in the order of the course")
+    start = lab.add_parser("start", help="write a folder with the task and the file to edit")
+    start.add_argument("lab", metavar="LAB", help="number or name of the lab (kvref lab list)")
+    start.add_argument("folder", metavar="DIR", nargs="?", help="folder to write: new or empty (default: lab- and the name)")
+    check = lab.add_parser(
+        "check",
+        help="print what is wrong, or that the lab is solved",
+        description="Check the clauses of a lab in their order, and print the first that does not hold, with the shortest calls "
+        "that show it.",
+        epilog="exit status: 0 solved, 1 not solved, 2 could not run",
+    )
+    hint = lab.add_parser("hint", help="print the next hint")
+    solution = lab.add_parser("solution", help="print a solution")
+    for command in (check, hint, solution):
+        command.add_argument("folder", metavar="DIR", nargs="?", default=".", help="folder of the lab (default: this folder)")
 
 
 def _add_canary_command(commands: argparse._SubParsersAction[Any]) -> None:

@@ -16,6 +16,7 @@ _FUNCTIONS = {
     "vectors": "vectors:compare_vectors",
     "report": "report:make_report",
     "zoo": "zoo:show_zoo",
+    "lab": "lab:run_lab",
     "list": "spec_info:list_implementations",
     "explain": "spec_info:explain",
 }

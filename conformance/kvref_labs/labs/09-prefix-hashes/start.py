@@ -1,0 +1,131 @@
+"""A paged cache of one layer that finds blocks of earlier prompts."""
+
+import hashlib  # noqa: F401
+
+import numpy as np
+
+from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound
+
+
+class Cache:
+    """tables, lengths, salts: by sequence. references: block -> number of sequences that list it.
+
+    free: the blocks that no sequence lists, in the order in which they are allocated: those that are not cached first, then the
+    others by the time of their release. blocks_by_key, keys_by_block: the prefix index.
+    """
+
+    def __init__(self, num_blocks, block_size, num_layers, num_kv_heads, head_dim, dtype):
+        self.block_size = block_size
+        self.free = list(range(num_blocks))
+        self.references = [0] * num_blocks
+        self.memory = np.zeros((2, num_blocks, block_size, num_kv_heads, head_dim), np.float32)  # keys and values
+        self.tables, self.lengths, self.salts, self.next_id = {}, {}, {}, 0
+        self.blocks_by_key, self.keys_by_block = {}, {}
+
+    # The prefix index
+
+    def block_keys(self, tokens, salt):
+        """Return the key of each full block of `tokens`."""
+        raise NotImplementedError
+
+    def match(self, tokens, salt=""):
+        """Return the number of tokens of the hit."""
+        raise NotImplementedError
+
+    def begin(self, tokens, salt=""):
+        """Return a new sequence that begins with the hit, and has blocks for all `tokens`. Raises OutOfBlocks."""
+        raise NotImplementedError
+
+    def commit(self, sequence, tokens):
+        """Add the full blocks of `tokens`, which are the first tokens of the sequence, to the index."""
+        raise NotImplementedError
+
+    def forget(self, block):
+        """Remove a block from the index, if it is there. The allocator is about to use it for other tokens."""
+        raise NotImplementedError
+
+    # The allocator, which is complete
+
+    @property
+    def num_free_blocks(self):
+        return len(self.free)
+
+    def allocate(self, count):
+        """Return `count` free blocks. Raises OutOfBlocks."""
+        if count > len(self.free):
+            raise OutOfBlocks(f"{count} needed, {len(self.free)} free")
+        blocks = self.free[:count]
+        for block in blocks:
+            self.forget(block)
+            self.add_reference(block)
+        return blocks
+
+    def add_reference(self, block):
+        if self.references[block] == 0:
+            self.free.remove(block)
+        self.references[block] += 1
+
+    def release(self, block):
+        self.references[block] -= 1
+        if self.references[block] == 0 and block in self.keys_by_block:
+            self.free.append(block)
+        elif self.references[block] == 0:
+            self.free.insert(0, block)
+
+    # The paged cache, which is complete
+
+    def create(self):
+        return self.add_sequence([], 0, "")
+
+    def add_sequence(self, table, length, salt):
+        sequence, self.next_id = self.next_id, self.next_id + 1
+        self.tables[sequence], self.lengths[sequence], self.salts[sequence] = table, length, salt
+        return sequence
+
+    def drop(self, sequence):
+        self.require(sequence)
+        for block in reversed(self.tables.pop(sequence)):  # the last block is evicted first
+            self.release(block)
+        del self.lengths[sequence], self.salts[sequence]
+
+    def ensure_capacity(self, sequence, num_tokens):
+        self.require(sequence)
+        if num_tokens < 0:
+            raise PositionOutOfRange(f"num_tokens: {num_tokens}")
+        table = self.tables[sequence]
+        table += self.allocate(max(0, -(-num_tokens // self.block_size) - len(table)))
+
+    def write(self, sequence, layer, start, keys, values):
+        """Write tokens after the last one."""
+        self.require(sequence, layer)
+        if start != self.lengths[sequence]:
+            raise NotOffered("a write to an earlier position")
+        self.ensure_capacity(sequence, start + len(keys))
+        for position, key, value in zip(range(start, start + len(keys)), keys, values, strict=True):
+            place = self.tables[sequence][position // self.block_size], position % self.block_size
+            self.memory[0][place], self.memory[1][place] = key, value
+        self.lengths[sequence] = start + len(keys)
+
+    def gather(self, sequence, layer):
+        self.require(sequence, layer)
+        rows = self.memory[:, self.tables[sequence]]
+        keys, values = rows.reshape(2, -1, *rows.shape[3:])[:, : self.lengths[sequence]]
+        return keys, values
+
+    def length(self, sequence, layer):
+        self.require(sequence, layer)
+        return self.lengths[sequence]
+
+    def block_table(self, sequence, layer):
+        self.require(sequence, layer)
+        return list(self.tables[sequence])
+
+    def require(self, sequence, layer=0):
+        if sequence not in self.tables:
+            raise SequenceNotFound(f"sequence {sequence}")
+        if layer != 0:
+            raise LayerOutOfRange(f"layer {layer}")
+
+
+class NotOffered(Exception):
+    """The cache does not have this operation. kvref then checks the clause without it."""
