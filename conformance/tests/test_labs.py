@@ -1,0 +1,160 @@
+"""The labs: each solution solves its lab, each start breaks the clause that it is meant to break, and `kvref lab` says so."""
+
+import ast
+import difflib
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import kvref_labs
+from kvref_conformance.cli import main
+from kvref_conformance.commands.lab import judge_lab, read_answers, write_student_folder
+from kvref_conformance.implementations import validate_implementation
+from kvref_conformance.runner.check_runner import CheckRunner
+from kvref_conformance.runner.options import Effort
+from kvref_labs import quiz
+from kvref_labs.adapter import Adapter
+
+LABS = kvref_labs.all_labs()
+CACHES = [lab for lab in LABS if lab.kind != "predict"]
+QUIZZES = [lab for lab in LABS if lab.kind == "predict"]
+LESSONS = Path(__file__).parents[2] / "docs/how"
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug can divide by zero
+
+
+def named(labs):
+    return pytest.mark.parametrize("lab", labs, ids=[lab.name for lab in labs])
+
+
+def verdicts(lab, file):
+    """The verdict of each clause of a lab, for the student's class in a file of the lab's folder."""
+    student = runpy.run_path(str(lab.folder / file))[lab.factory]
+    adapter = validate_implementation(lab.name, Adapter(lab.family, student, lab.formats, lab.limits))
+    judge = CheckRunner(adapter, Effort(examples=20, timeout=2.0, shrinks=False), lab.name)
+    found = {}
+    for clause, result in judge_lab(lab, judge):
+        found[clause.id] = result["verdict"]
+        if result["verdict"] != "passed":
+            break
+    return found
+
+
+@named(CACHES)
+def test_the_solution_satisfies_every_clause(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert verdicts(lab, "solution.py") == dict.fromkeys(lab.clauses, "passed")
+
+
+@named(CACHES)
+def test_the_start_breaks_the_intended_clause_first(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    *before, (clause, verdict) = verdicts(lab, "start.py").items()
+    assert {verdict for _, verdict in before} <= {"passed"}
+    assert (clause, verdict) == (lab.bug, "failed")
+
+
+@named([lab for lab in CACHES if lab.kind == "fix"])
+def test_a_fix_changes_a_few_lines(lab):
+    lines = difflib.ndiff(*(lab.text(name).splitlines() for name in ("start.py", "solution.py")))
+    assert 0 < sum(line.startswith("+ ") for line in lines) <= 10
+
+
+@named(QUIZZES)
+def test_the_answers_of_the_solution_are_those_of_the_reference(lab):
+    right, answers = quiz.right_answers(lab.folder / "calls.py"), read_answers(lab.folder / "solution.py")
+    assert {number: quiz.plain(answer) for number, answer in answers.items()} == right
+    assert read_answers(lab.folder / "start.py") == dict.fromkeys(right)
+    assert list(right) == list(range(1, len(right) + 1))
+    for number in right:
+        assert quiz.question(lab.text("calls.py"), number)[0]
+
+
+@named(CACHES)
+def test_a_student_imports_nothing_from_kvref_but_errors(lab):
+    for name in ("start.py", "solution.py"):
+        nodes = list(ast.walk(ast.parse(lab.text(name))))
+        imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        imported |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        assert imported <= {"numpy", "kvref.errors", "hashlib", "types", "collections"}
+
+
+@named(LABS)
+def test_its_texts_are_in_order(lab):
+    task = lab.text("task.md")
+    assert f"docs/how/{lab.lesson}.md" in task
+    assert (LESSONS / f"{lab.lesson}.md").is_file()
+    assert len(lab.hints) >= 2
+    assert all(len(hint) > 40 for hint in lab.hints)
+    assert {lab.bug} <= {*lab.clauses, ""}
+    if lab.kind == "write":
+        ranges = {end for pair in re.findall(r"[A-Z0-9-]+-\d\d to [A-Z0-9-]+-\d\d", task) for end in pair.split(" to ")}
+        unnamed = set(lab.clauses) - set(re.findall(r"[A-Z][A-Z0-9-]*-\d\d", task))
+        assert len(unnamed) <= 3 * (len(ranges) // 2) + 1
+
+
+def test_the_numbers_count_up_and_every_lesson_has_a_lab():
+    assert [lab.number for lab in LABS] == list(range(1, len(LABS) + 1))
+    assert {lab.lesson for lab in LABS} >= {path.stem for path in LESSONS.glob("*.md")} - {"index"}
+    assert {lab.kind for lab in LABS} == {"write", "fix", "predict"}
+
+
+def test_a_student_works_on_a_cache(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["lab", "start", "4", "mine"]) == 0
+    assert main(["lab", "start", "4", "mine"]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert main(["lab", "check", "mine"]) == 1
+    said = capsys.readouterr().out
+    assert "broken  CONTIG-06" in said
+    assert "got      21" in said
+    assert "not solved: 5 of 7 clauses hold" in said
+    assert main(["lab", "solution", "mine"]) == 0
+    Path("mine/cache.py").write_text(capsys.readouterr().out)
+    assert main(["lab", "check", "mine"]) == 0
+    assert "solved. The next is lab 5" in capsys.readouterr().out
+    Path("mine/cache.py").write_text("class Cache\n")
+    assert main(["lab", "check", "mine"]) == 2
+    assert "SyntaxError" in capsys.readouterr().err
+
+
+def test_a_student_answers_questions(tmp_path, monkeypatch, capsys):
+    lab = QUIZZES[0]
+    write_student_folder(lab, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["lab", "check"]) == 1
+    assert "no answer" in capsys.readouterr().out
+    Path("answers.py").write_text(lab.text("solution.py").replace("2 * 32 * 8 * 128 * 2", "32 * 8 * 128 * 2"))
+    assert main(["lab", "check"]) == 1
+    said = capsys.readouterr().out
+    assert "wrong     question 1" in said
+    assert "is not 65536" in said
+    assert "131072" not in said.splitlines()[1]
+    Path("answers.py").write_text(lab.text("solution.py"))
+    assert main(["lab", "check"]) == 0
+    Path("answers.py").write_text("answers = [1]")
+    assert main(["lab", "check"]) == 2
+    assert "expected `answers = {1: ..., 2: ...}`" in capsys.readouterr().err
+
+
+def test_hints_are_shown_one_after_the_other(tmp_path, monkeypatch, capsys):
+    lab = CACHES[0]
+    write_student_folder(lab, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for hint in lab.hints:
+        assert main(["lab", "hint"]) == 0
+        assert hint in capsys.readouterr().out
+    assert main(["lab", "hint"]) == 0
+    assert "no more hints" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_lab_is_said_to_have_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["lab", "check"]) == 2
+    assert "no lab in" in capsys.readouterr().err
+    assert main(["lab", "start", "99"]) == 2
+    assert "no lab '99'" in capsys.readouterr().err
+    assert main(["lab", "list"]) == 0
+    assert all(lab.title in capsys.readouterr().out for lab in LABS[:1])
