@@ -307,8 +307,8 @@ def _add_lab_command(commands: argparse._SubParsersAction[Any]) -> None:
     lab = commands.add_parser(
         "lab",
         help="start and check the exercises of the course",
-        description="The exercises of the course in docs/how: write a cache, find a planted bug, or predict results. kvref checks "
-        "them by the clauses of the specification.",
+        description="The exercises of the course in docs/how: write a cache, find a planted bug, or predict results. kvref "
+        "checks them by the clauses of the specification.",
     ).add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
     lab.add_parser("list", help="list the labs, in the order of the course")
     start = lab.add_parser("start", help="write a folder with the task and the file to edit")

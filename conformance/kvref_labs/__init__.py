@@ -28,8 +28,8 @@ Kind = Literal["write", "fix", "predict"]
 class Lab:
     """One lab. lesson: the page in docs/how to which it belongs.
 
-    A lab of the kind "predict" has no cache. In the others, factory is the name of the student's class, and clauses are the ids of
-    the clauses that it has to satisfy, in the order in which they are checked. bug: the first of them that start.py breaks.
+    A lab of the kind "predict" has no cache. In the others, factory is the name of the student's class, and clauses are the ids
+    of the clauses that it has to satisfy, in the order in which they are checked. bug: the first of them that start.py breaks.
     limits: the sizes and formats that the class has to support, as in the attribute `limits` of an implementation.
     """
 
@@ -80,6 +80,7 @@ def find_lab(name: str) -> Lab:
 
 
 def _read_lab(folder: Path) -> Lab:
-    entries = tomllib.loads((folder / "lab.toml").read_text(encoding="utf-8"))
-    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in entries.items()}
-    return Lab(folder, **lists)
+    entries: dict[str, Any] = tomllib.loads((folder / "lab.toml").read_text(encoding="utf-8"))
+    for name in {"clauses", "formats"} & entries.keys():
+        entries[name] = tuple(entries[name])
+    return Lab(folder, **entries)

@@ -11,9 +11,7 @@ class Adapter:
 
     name, version, language, level = "lab", "0", "python", "exact"
 
-    def __init__(
-        self, family: str, factory: Callable[..., Any], formats: Sequence[str], limits: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, family: str, factory: Callable[..., Any], formats: Sequence[str], limits: Mapping[str, Any]) -> None:
         self.formats, self.limits = tuple(formats), dict(limits)
         setattr(self, family, factory)
 

@@ -49,6 +49,10 @@ kvref lab hint        # the next of {hints}
 kvref lab solution    # a solution
 ```
 """
+DEBUGGING = f"""
+kvref runs `cache.py` in a process of its own. To see what it prints, or to use a debugger, check one clause in the process of
+kvref: `kvref check {ADAPTER} --clause {{clause}} --no-isolate`.
+"""
 
 
 def run_lab(options: argparse.Namespace) -> int:
@@ -74,7 +78,9 @@ def _start(options: argparse.Namespace, console: Console) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CannotRun(f"{folder} exists and is not an empty folder: name another one, as in kvref lab start {lab.number} DIR")
     write_student_folder(lab, folder)
-    console.print(f"wrote {folder}: read README.md, edit {lab.student_file}, and run: cd {folder}; kvref lab check", soft_wrap=True)
+    console.print(
+        f"wrote {folder}: read README.md, edit {lab.student_file}, and run: cd {folder}; kvref lab check", soft_wrap=True
+    )
     return 0
 
 
@@ -83,7 +89,6 @@ def write_student_folder(lab: Lab, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     hints = count_noun(len(lab.hints), "hint")
     readme = f"# Lab {lab.number}: {lab.title}\n\n{lab.text('task.md')}{HOW_TO.format(file=lab.student_file, hints=hints)}"
-    (folder / "README.md").write_text(readme, encoding="utf-8")
     shutil.copyfile(lab.folder / "start.py", folder / lab.student_file)
     if lab.kind == "predict":
         shutil.copyfile(lab.folder / "calls.py", folder / "calls.py")
@@ -91,6 +96,8 @@ def write_student_folder(lab: Lab, folder: Path) -> None:
         values = {"factory": lab.factory, "family": lab.family, "formats": lab.formats, "limits": dict(lab.limits)}
         adapter = ADAPTER_TEXT.format(name=ADAPTER, **values)
         (folder / "adapter.py").write_text(adapter, encoding="utf-8")
+        readme += DEBUGGING.format(clause=lab.bug)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
     _write_record(folder, lab, 0)
 
 
@@ -112,7 +119,10 @@ def _check_cache(lab: Lab, folder: Path, console: Console) -> bool:
             if verdict == "passed":
                 console.print(Text(f"  holds   {clause.id} · {clause.title}", style="green"), soft_wrap=True)
                 continue
-            console.print(Text(f"  {'broken ' if verdict == 'failed' else 'missing'} {clause.id} · {clause.title}", style="red"))
+            console.print(
+                Text(f"  {'broken ' if verdict == 'failed' else 'missing'} {clause.id} · {clause.title}", style="red"),
+                soft_wrap=True,
+            )
             console.print(Text(f"{_explain(result, run_options)}\n"), soft_wrap=True)
             said = f"not solved: {number} of {count_noun(len(lab.clauses), 'clause')} hold; the next is {clause.id}. "
             console.print(Text(said + _help(lab), style="bold red"), soft_wrap=True)
@@ -131,7 +141,9 @@ def _judge_clause(judge: CheckRunner, clause: Clause, checks: list[Check]) -> Re
     outcomes = judge.judge_clause(checks)
     result = clause_result(judge, clause, checks, outcomes, None)
     for failure in shown_failures(result)[:1]:
-        if saved := save_failure([each for each in outcomes if each.check == failure.check["check"]], FAILURES, clause.id, judge.name):
+        if saved := save_failure(
+            [each for each in outcomes if each.check == failure.check["check"]], FAILURES, clause.id, judge.name
+        ):
             failure.check["trace"] = str(saved[1])
     return result
 

@@ -15,9 +15,7 @@ class Cache:
         self.max_seq_len = max_seq_len
         self.seq_len = 0
         self.capacity = min(initial_capacity, max_seq_len)
-        self.keys, self.values = (
-            np.zeros((batch_size, num_kv_heads, self.capacity, head_dim), np.float32) for _ in range(2)
-        )
+        self.keys, self.values = (np.zeros((batch_size, num_kv_heads, self.capacity, head_dim), np.float32) for _ in range(2))
 
     def append(self, keys, values):
         """Store tokens after the last one. Both arrays: float32 [batch_size, num_kv_heads, tokens, head_dim]."""

@@ -14,7 +14,7 @@ class Cache:
     def __init__(self, batch_size, num_kv_heads, head_dim, initial_capacity, max_seq_len, dtype):
         self.seq_len = 0
         self.capacity = min(initial_capacity, max_seq_len)
-        ...
+        # The buffers are missing.
 
     def append(self, keys, values):
         """Store tokens after the last one. Both arrays: float32 [batch_size, num_kv_heads, tokens, head_dim]."""

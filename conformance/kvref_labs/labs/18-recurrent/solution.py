@@ -8,8 +8,8 @@ from kvref.errors import LayerOutOfRange, NotTruncatable, OutOfBlocks, PositionO
 class Cache:
     """lengths: sequence -> tokens. inputs: sequence -> the last inputs, [num_layers, num_inputs, num_heads, channels].
 
-    matrices: sequence -> [num_layers, num_heads, key_dim, value_dim]. drafts: sequence -> length -> the inputs and matrices at this
-    length, for the last tokens of the last append.
+    matrices: sequence -> [num_layers, num_heads, key_dim, value_dim]. drafts: sequence -> length -> the inputs and matrices at
+    this length, for the last tokens of the last append.
     """
 
     def __init__(

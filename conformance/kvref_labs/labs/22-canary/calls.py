@@ -29,9 +29,9 @@ engine = Engine(canary)
 mine, theirs = begin(engine, [10, 11, 12, 13, 14, 15]), begin(engine, [30, 31, 32, 33, 34, 35])
 ask(4, generate(engine, theirs, 2))
 
-# The same, but after the prompts the cache of the second session is copied over that of the first, in both layers. The prompts are
-# computed already, so the first generated word depends on what the layers read before the copy, and the next words on what they read
-# after it.
+# The same, but after the prompts the cache of the second session is copied over that of the first, in both layers. The prompts
+# are computed already, so the first generated word depends on what the layers read before the copy, and the next words on what
+# they read after it.
 engine = Engine(canary)
 mine, theirs = begin(engine, [10, 11, 12, 13, 14, 15]), begin(engine, [30, 31, 32, 33, 34, 35])
 for layer in (0, 1):
