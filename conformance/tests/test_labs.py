@@ -10,7 +10,7 @@ import pytest
 
 import kvref_labs
 from kvref_conformance.cli import main
-from kvref_conformance.commands.lab import judge_lab, read_answers, write_student_folder
+from kvref_conformance.commands.lab import KINDS, judge_lab, read_answers, write_student_folder
 from kvref_conformance.implementations import validate_implementation
 from kvref_conformance.runner.check_runner import CheckRunner
 from kvref_conformance.runner.options import Effort
@@ -157,4 +157,76 @@ def test_a_folder_without_a_lab_is_said_to_have_none(tmp_path, monkeypatch, caps
     assert main(["lab", "start", "99"]) == 2
     assert "no lab '99'" in capsys.readouterr().err
     assert main(["lab", "list"]) == 0
-    assert all(lab.title in capsys.readouterr().out for lab in LABS[:1])
+    said = capsys.readouterr().out
+    assert all(lab.name in said for lab in LABS)
+
+
+# The course
+
+
+def order_of_lessons():
+    listed = re.search(
+        r"caption: How a KV cache works\n\n(.*?)```", (LESSONS.parent / "index.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    return re.findall(r"^how/(\w+)$", listed[1], re.MULTILINE)
+
+
+def lesson_text(lesson):
+    return (LESSONS / f"{lesson}.md").read_text(encoding="utf-8")
+
+
+def test_the_index_lists_every_lesson_and_lab_in_order():
+    rows = re.findall(r"^\| \[(.*?)\]\((\w+)\.md\) \| (.*?) \| (.*?) \|$", lesson_text("index"), re.MULTILINE)
+    lessons = order_of_lessons()
+    assert [lesson for _, lesson, _, _ in rows] == lessons
+    assert set(lessons) == {path.stem for path in LESSONS.glob("*.md")} - {"index"}
+    for title, lesson, builds_on, labs in rows:
+        assert f"\n# {title}\n" in f"\n{lesson_text(lesson)}"
+        assert set(re.findall(r"\((\w+)\.md\)", builds_on)) <= set(lessons[: lessons.index(lesson)])
+        assert labs == "; ".join(f"{lab.number}: {lab.title}" for lab in LABS if lab.lesson == lesson)
+
+
+def test_labs_are_in_the_order_of_the_lessons():
+    numbers = [order_of_lessons().index(lab.lesson) for lab in LABS]
+    assert numbers == sorted(numbers)
+
+
+@pytest.mark.parametrize("lesson", order_of_lessons())
+def test_a_lesson_needs_only_earlier_ones_and_ends_with_its_labs(lesson):
+    text, lessons = lesson_text(lesson), order_of_lessons()
+    needed = re.search(r"You\s+need\s+to\s+know\s(.*?)\n\n", text, re.DOTALL)[1]
+    assert set(re.findall(r"\((\w+)\.md\)", needed)) <= set(lessons[: lessons.index(lesson)])
+    ends = [
+        f"*Lab {lab.number}:* {lab.title} ({KINDS[lab.kind]}); `kvref lab start {lab.number}`."
+        for lab in LABS
+        if lab.lesson == lesson
+    ]
+    assert text.endswith(f"## Lab{'s' if len(ends) > 1 else ''}\n\n" + "\n\n".join(ends) + "\n")
+
+
+def run_cells(lesson, capsys):
+    """Run the code cells of a lesson. Return their names and what they print."""
+    found = {}
+    for code in re.findall(r"```\{code-cell\} ipython3\n(.*?)```", lesson_text(lesson), re.DOTALL):
+        exec(code, found)
+    return found, capsys.readouterr().out
+
+
+def test_the_arithmetic_of_the_lesson_about_memory(capsys):
+    found, said = run_cells("memory", capsys)
+    size, models = found["cache_bytes"], found["MODELS"]
+    assert size(models["Llama 3.1 70B"], 1) == 2 * 80 * 8 * 128 * 2 == 320 * 1024
+    assert size(models["DeepSeek-V3"], 1) == 61 * 576 * 2
+    assert size(models["gpt-oss-120b"], 10**6) - size(models["gpt-oss-120b"], 10**6 - 1) == 18 * 2 * 8 * 64 * 2
+    assert [sum(layers.count for layers in each) for each in models.values()] == [80, 62, 36, 61, 48]
+    assert "131072 tokens each: 12 sequences" in said
+    assert "from 295 operations per byte on" in said
+
+
+def test_the_scheduler_of_the_lesson_changes_no_token(capsys):
+    found, said = run_cells("scheduler", capsys)
+    assert "the same tokens: [True, True, True, True, True]" in said
+    assert "the same tokens: False" not in said
+    assert re.search(r"32 steps, [1-9]\d* preemptions, 16 blocks free at the end", said)
+    with pytest.raises(found["OutOfBlocks"]):
+        found["serve"]([found["Request"]([1] * 70, 1)], num_blocks=16, budget=8)
