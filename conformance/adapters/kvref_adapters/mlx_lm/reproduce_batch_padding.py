@@ -1,4 +1,4 @@
-"""mlx-lm's caches for batches: calls between `prepare` and `finalize`, `trim` beyond the shortest row, and one column with padding."""
+"""mlx-lm's caches for batches: calls between `prepare` and `finalize`, a `trim` that is too long, and a column with padding."""
 
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache

@@ -44,6 +44,7 @@ class Ragged(ReferenceModel):
         self.heads, self.dim, self.most = num_kv_heads, head_dim, max_tokens
         self.rows: list[Row] = [[] for _ in range(batch_size)]
         self.idle: set[int] = set()  # the rows that got no tokens in the last append
+        self.padding_is_finite = True  # in all appends
 
     def observations(self) -> list[ReadCall]:
         rows = range(len(self.rows))
@@ -100,6 +101,7 @@ class Ragged(ReferenceModel):
         def change(ok: Any) -> None:
             self.rows = [old + more for old, more in zip(before, new, strict=True)] if name == "append" else self.rows + new
             self.idle = {row for row, more in enumerate(new) if not more}
+            self.padding_is_finite &= all_finite(*arrays)
 
         then = self.on_success(name, change)
         finite = all_finite(*(part for row in new for token in row for part in token))
@@ -135,14 +137,15 @@ class Ragged(ReferenceModel):
         if wrong:
             return self.expect_error(wrong + finite_errors(query))
         scale = 1 / math.sqrt(self.dim) if scale is None else scale
+        clause = "RAGGED-04" if self.padding_is_finite else "RAGGED-03"
         parts: list[ExpectedArrays] = []
         for row in range(len(self.rows)):
             length, count = len(self.rows[row]), shape[2]
             views = [np.arange(max(0, length - count + at + 1) if causal else length) for at in range(count)]
             keys, values = map(exact_reads, self.tokens_of(row))
-            one = expect_attend("RAGGED-04", to_float32(query)[row].swapaxes(0, 1), keys, values, scale, views)
+            one = expect_attend(clause, to_float32(query)[row].swapaxes(0, 1), keys, values, scale, views)
             if not isinstance(one, ExpectedArrays):
-                return UnjudgedReply("RAGGED-04")
+                return UnjudgedReply(clause)
             parts.append(one)
         out, slack = (_by_row([getattr(part.parts[0], name) for part in parts], shape) for name in ("values", "slack"))
 
@@ -150,7 +153,7 @@ class Ragged(ReferenceModel):
             return _by_row([part.weight_slack(dtype) for part in parts if part.weight_slack], shape)
 
         found = (ExpectedReads(out, slack),)
-        return ExpectedArrays("RAGGED-04", parts=found, always_slack=True, weight_slack=weight_slack)
+        return ExpectedArrays(clause, parts=found, always_slack=True, weight_slack=weight_slack)
 
 
 def _by_row(parts: list[NDArray], shape: Sequence[int]) -> NDArray:
