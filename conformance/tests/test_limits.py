@@ -62,6 +62,14 @@ EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, wit
             ("grouped", ["GROUP-08"], []),
         )
     },
+    ("one token at a time", "ragged"): TWO_TOKENS
+    | {
+        f"RAGGED-{number:02}": f"{columns} columns of which some are padding, where its limits say at most 1"
+        for number, columns in {1: 5, 2: 4, 3: 4, 4: 6, 5: 3, 7: 3, 8: 5, 9: 4, 10: 4}.items()
+    },
+    ("one batch row", "ragged"): dict.fromkeys(
+        (f"RAGGED-{number:02}" for number in range(1, 11)), "batch_size 2, where its limits leave 1"
+    ),
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts have no upper bound
     ("no negative integers", "kernels"): {"KERN-02": "negative slots: its integer type has none"},
@@ -232,6 +240,16 @@ def test_more_tokens_than_are_taken_at_once_are_handed_in_as_the_fewest_pieces()
     assert np.array_equal(cache.read(), [keys, values])
     with pytest.raises(NotOffered, match="0 tokens, where its limits say 1 or 4"):
         cache.append(keys[:, :, :0], values[:, :, :0])
+
+
+def test_columns_with_padding_are_not_divided():
+    subject = CheckRunner(Restricted({"tokens": [1, 4]}, families=["ragged"])).begin_family("ragged")
+    cache = new_object(subject, "ragged")
+    keys, values = np.random.default_rng(0).normal(size=(2, cache.batch_size, 2, 5, 5)).astype(np.float32)
+    cache.append(keys, values)
+    assert np.array_equal(cache.read(1), [keys[1], values[1]])
+    with pytest.raises(NotOffered, match="5 columns of which some are padding, where its limits say 1 or 4"):
+        cache.append(keys, values, [5] * (cache.batch_size - 1) + [2])
 
 
 def test_what_holds_others_is_made_large_enough():
