@@ -31,6 +31,7 @@ from kvref.sharded import ShardedCache, ShardedConfig
 from kvref.sparse import SparseCache, SparseConfig
 from kvref.tiered import TieredCache, TieredConfig
 from kvref.transfer import TransferCache, TransferConfig
+from kvref.tree import TreeCache, TreeConfig
 from kvref.windowed import WindowedCache, WindowedConfig
 
 __version__ = "0.1.0"
@@ -81,6 +82,8 @@ __all__ = [
     "TieredConfig",
     "TransferCache",
     "TransferConfig",
+    "TreeCache",
+    "TreeConfig",
     "WindowedCache",
     "WindowedConfig",
     "attention",

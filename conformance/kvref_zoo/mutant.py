@@ -30,6 +30,7 @@ CONFIGS: dict[str, Any] = {
     "sparse": kvref.SparseConfig,
     "tiered": kvref.TieredConfig,
     "transfer": kvref.TransferConfig,
+    "tree": kvref.TreeConfig,
     "windowed": kvref.WindowedConfig,
 }
 

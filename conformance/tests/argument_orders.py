@@ -386,6 +386,50 @@ class Ragged(Picky, kvref.RaggedCache):
         super().trim(counts)
 
 
+class Tree(Picky, kvref.TreeCache):
+    def of_rows(self, sequence: int, *arrays: Any) -> Wrong:
+        """The errors of rows that are added to a sequence."""
+        shape, known = (None, self.config.num_kv_heads, self.config.head_dim), sequence in self._parents
+        stored = self._rows.length(sequence, 0) if known else 0
+        full, size = -(-(stored + count_of(shape, *arrays)) // self.config.block_size), self.config.block_size
+        short = known and full - -(-stored // size) > self.num_free_blocks
+        unknown = when(not known, errors.SequenceNotFound)
+        return when(short, errors.OutOfBlocks) + unknown + of_arrays(shape, *arrays)
+
+    def open_tree(self, sequence: int) -> Wrong:
+        return when(self._parents.get(sequence), errors.InUse)
+
+    def outside(self, nodes: Any, stop: int, grows: int = 0) -> Wrong:
+        wrong = any(not -1 <= node < stop + grows * at for at, node in enumerate(nodes))
+        return when(wrong, errors.PositionOutOfRange)
+
+    def append(self, sequence: int, keys: Any, values: Any) -> None:
+        self.refuse(self.of_rows(sequence, keys, values), self.open_tree(sequence))
+        super().append(sequence, keys, values)
+
+    def draft(self, sequence: int, keys: Any, values: Any, parents: Any) -> list[int]:
+        rows = self.of_rows(sequence, keys, values)
+        count = when(errors.ShapeMismatch not in rows and len(parents) != len(keys), errors.ShapeMismatch)
+        stop = len(self._parents[sequence]) if sequence in self._parents else 10**9
+        self.refuse(count, self.outside(parents, stop, 1), rows)
+        return super().draft(sequence, keys, values, parents)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        known = sequence in self._parents
+        wrong = when(known and not 0 <= length <= self.length(sequence), errors.PositionOutOfRange)
+        self.refuse(wrong, self.open_tree(sequence), when(not known, errors.SequenceNotFound))
+        super().truncate(sequence, length)
+
+    def attend(self, sequence: int, nodes: Any, query: Any, scale: float | None = None) -> Any:
+        known, shape = sequence in self._parents, (None, query.shape[1] if query.ndim == 3 else 0, self.config.head_dim)
+        wrong = [each for each in of_arrays(shape, query) if each is not errors.NonFinite]
+        wrong += when(query.ndim == 3 and query.shape[1] % self.config.num_kv_heads, errors.ShapeMismatch)
+        wrong += when(not wrong and len(nodes) != len(query), errors.ShapeMismatch)
+        stop = len(self._parents[sequence]) if known else 10**9
+        self.refuse(self.outside(nodes, stop), wrong, when(not known, errors.SequenceNotFound))
+        return super().attend(sequence, nodes, query, scale)
+
+
 class Implementation(OnBackend):
     """pick: selects which error of a call to raise."""
 
@@ -429,6 +473,9 @@ class Implementation(OnBackend):
 
     def ragged(self, **config: Any) -> Any:
         return self._made(Ragged(kvref.RaggedConfig(**config)))
+
+    def tree(self, **config: Any) -> Any:
+        return self._made(Tree(kvref.TreeConfig(**config)))
 
     def recurrent(self, **config: Any) -> Any:
         return self._made(Recurrent(kvref.RecurrentConfig(**config)))

@@ -67,6 +67,14 @@ def transferring():
     return cache
 
 
+def drafting():
+    """Two tokens and a tree of two nodes in two blocks of two tokens."""
+    cache = kvref.TreeCache(kvref.TreeConfig(num_blocks=2, num_kv_heads=1, head_dim=2, block_size=2))
+    cache.append(cache.create(), *2 * [np.ones((2, 1, 2), np.float32)])
+    cache.draft(0, *2 * [np.ones((2, 1, 2), np.float32)], [-1, 0])
+    return cache
+
+
 def sharded(lost=None):
     """Five tokens on two rows and two columns; one rank can be lost."""
     cache = kvref.ShardedCache(kvref.ShardedConfig(2, 1, block_size=2, num_blocks=4, head_ranks=2, token_ranks=2))
@@ -259,6 +267,32 @@ WORDS = [
         lambda: kvref.TransferConfig(8, 1, 4, 2, head_ranks=3),
         errors.ConfigError,
         "head_ranks: expected a divisor of num_kv_heads 4, got 3",
+    ),
+    (lambda: drafting().accept(0, 2), errors.PositionOutOfRange, f"node: {NUMBER} [0, 2), got 2"),
+    (
+        lambda: drafting().draft(0, *2 * [np.ones((1, 1, 2), np.float32)], [2]),
+        errors.PositionOutOfRange,
+        f"parent: {NUMBER} [-1, 2), got 2",
+    ),
+    (
+        lambda: drafting().draft(0, *2 * [np.ones((1, 1, 2), np.float32)], []),
+        errors.ShapeMismatch,
+        "parents: expected 1 parents, got 0",
+    ),
+    (
+        lambda: drafting().attend(0, [0], np.ones((2, 1, 2), np.float32)),
+        errors.ShapeMismatch,
+        "nodes: expected 2 nodes, got 1",
+    ),
+    (
+        lambda: drafting().fork(0),
+        errors.InUse,
+        "fork: the tree of sequence 0 is open, with 2 nodes: accept or reject it first",
+    ),
+    (
+        lambda: drafting().draft(0, *2 * [np.ones((1, 1, 2), np.float32)], [0]),
+        errors.OutOfBlocks,
+        "out of blocks: 1 needed, 0 free",
     ),
     (lambda: sharded().heads(4), errors.RankOutOfRange, f"rank: {NUMBER} [0, 4), got 4"),
     (lambda: sharded(lost=1).positions(1), errors.RankLost, "rank 1 is lost"),

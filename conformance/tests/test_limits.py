@@ -41,6 +41,7 @@ EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, wit
     ),
     **{("one token at a time", family): TWO_TOKENS for family in TOKEN_BY_TOKEN},
     ("one token at a time", "pruned"): TWO_TOKENS,
+    ("one token at a time", "tree"): TWO_TOKENS,
     ("one kv head", "pruned"): {"PRUNED-03": "num_kv_heads 2, where its limits say 1"},
     ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
     **{  # only latent and windowed caches take packed rows or codes
@@ -72,6 +73,7 @@ EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, wit
     ),
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts have no upper bound
+    ("no negative integers", "tree"): dict.fromkeys((f"TREE-{n:02}" for n in range(1, 12)), NEGATIVE),  # -1 is a parent
     ("no negative integers", "kernels"): {"KERN-02": "negative slots: its integer type has none"},
 }
 ALSO = {  # families that a limit without a size concerns, or whose size is not a creation argument

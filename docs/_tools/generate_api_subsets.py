@@ -31,6 +31,7 @@ SUBSETS = {
     "sparse": ("create append read select", "create append read read_index select attend drop fork length"),
     "ragged": ("append read filter", "append read filter length extend trim attend"),
     "sharded": ("append read attend length", "append read_rank heads positions"),
+    "tree": ("draft positions ancestors create append", "create append draft attend accept reject read num_free_blocks"),
     "transfer": (
         "create append gather drop begin arrive commit abort num_free_blocks",
         "create append gather drop truncate num_free_blocks export send release",

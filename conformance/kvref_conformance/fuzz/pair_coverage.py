@@ -14,8 +14,8 @@ from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
 # Methods that change nothing. Attributes change nothing either.
 READS = frozenset((
-    "apply", "attend", "block_table", "block_tables", "gather", "gather_batch", "heads", "length", "lengths", "lookup",
-    "match", "num_bytes", "places", "positions", "raw", "read", "read_head", "read_index", "read_inputs", "read_matrix",
+    "ancestors", "apply", "attend", "block_table", "block_tables", "gather", "gather_batch", "heads", "length", "lengths",
+    "lookup", "match", "num_bytes", "places", "positions", "raw", "read", "read_head", "read_index", "read_inputs", "read_matrix",
     "read_rank", "read_token", "read_tokens", "records", "references", "save", "select", "send", "slot_mapping", "stats",
     "tier_of", "values",
 ))  # fmt: skip
@@ -63,6 +63,8 @@ def why_impossible(pair: Pair) -> str:
         return "an empty session cannot generate"
     if family == "transfer" and second not in (*AFTER_IN_TRANSFER.get(first, (second,)), "create", "begin", "expire"):
         return "the calls name different objects"
+    if family == "tree" and (first, second) == ("create", "accept"):
+        return "a new sequence has no tree"
     return ""
 
 

@@ -110,6 +110,9 @@ class OnBackend:
     def ragged(self, **config: Any) -> kvref.RaggedCache:
         return kvref.RaggedCache(kvref.RaggedConfig(**config), self.backend)
 
+    def tree(self, **config: Any) -> kvref.TreeCache:
+        return kvref.TreeCache(kvref.TreeConfig(**config), self.backend)
+
     def offload(self, capacity: int) -> kvref.HostStore:
         return kvref.HostStore(capacity)
 
