@@ -1,4 +1,4 @@
-"""SGLang's Triton attention, interpreted: NaN in a later value, a window of one token, a scale of 0, and no tokens."""
+"""SGLang's Triton attention, interpreted: NaN in a hidden value, a window of one token, a scale of 0, and no tokens."""
 
 import kvref_adapters.sglang.triton_modules  # noqa: F401 # isort: skip - first: stands in for CUDA, and starts Triton's interpreter
 
@@ -23,6 +23,18 @@ def extend(query, keys, values, **options):
     return out.flatten().tolist()
 
 
+def verify_siblings(values):
+    """Attention of a root and two siblings, each of which sees the root and itself."""
+    out, pool = torch.empty(3, 1, 1), torch.zeros(1, 1, 1)
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    starts = [torch.tensor([0, last], dtype=torch.int32) for last in (3, 0)]
+    extend_attention_fwd(
+        ones, ones, values, out, pool, pool, *starts, torch.zeros(0, dtype=torch.int64), mask.flatten(), True,
+        torch.tensor([0, 9]), 3, 1.0, 1.0, sm_scale=1.0,
+    )  # fmt: skip
+    return out.flatten().tolist()
+
+
 def decode_without_tokens():
     """Attention of one query over no tokens."""
     pool, out = torch.zeros(1, 1, 1), torch.empty(1, 1, 1)
@@ -36,6 +48,8 @@ def decode_without_tokens():
 ones = numbers(1.0, 1.0, 1.0)
 print("NaN in the value of token 2: the queries of tokens 0, 1, 2 get", extend(ones, ones, numbers(1.0, 1.0, torch.nan)))
 one_to_three = numbers(1.0, 2.0, 3.0)
+print("values 1, 2, 3 of a root and two siblings give", verify_siblings(one_to_three))
+print("values 1, 2, NaN of a root and two siblings give", verify_siblings(numbers(1.0, 2.0, torch.nan)))
 for size in (1, 0):
     print("values 1, 2, 3 with sliding_window_size", size, "give", extend(ones, ones, one_to_three, sliding_window_size=size))
 print("keys and values 1, 2, 3 with a scale of 0 give", extend(ones, one_to_three, one_to_three, sm_scale=0.0))
