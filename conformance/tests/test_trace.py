@@ -222,6 +222,7 @@ SHRUNK = {
     "pruned": ("zoo:pruned-by-the-first-head", "PRUNED-03"),
     "ragged": ("zoo:ragged-padding-is-not-filtered", "RAGGED-06"),
     "tree": ("zoo:tree-accepts-the-first-rows", "TREE-07"),
+    "transfer": ("zoo:transfer-abort-frees-blocks", "TRANSFER-07"),
     "recurrent": ("zoo:recurrent-accepted-drafts-are-lost", "RECUR-09"),
     "hosted": ("zoo:hosted-scales-are-not-copied", "MOVE-12"),
     "offload": ("zoo:offload-found-before-complete", "MOVE-06"),
