@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "errors.hpp"
+#include "sdk/kvref.hpp"
 
 class BlockPool {
 public:
@@ -21,7 +21,7 @@ public:
     }
 
     std::int64_t allocate() {
-        if (num_free() == 0) throw KVError("OutOfBlocks", "out of blocks: 1 needed, 0 free");
+        if (num_free() == 0) throw kvref::Error("OutOfBlocks", "out of blocks: 1 needed, 0 free");
         const std::int64_t block = take();
         references_[block] = 1;
         return block;
@@ -29,9 +29,9 @@ public:
 
     // Allocates `count` blocks, or none if there are not enough.
     std::vector<std::int64_t> allocate_many(std::int64_t count) {
-        if (count < 0) throw KVError("PositionOutOfRange", "count: expected at least 0, got " + std::to_string(count));
+        if (count < 0) throw kvref::Error("PositionOutOfRange", "count: expected at least 0, got " + std::to_string(count));
         if (count > num_free()) {
-            throw KVError("OutOfBlocks", "out of blocks: " + std::to_string(count) + " needed, " + std::to_string(num_free()) + " free");
+            throw kvref::Error("OutOfBlocks", "out of blocks: " + std::to_string(count) + " needed, " + std::to_string(num_free()) + " free");
         }
         std::vector<std::int64_t> taken;
         while (count-- > 0) taken.push_back(allocate());
@@ -67,7 +67,7 @@ protected:
 
 private:
     [[noreturn]] static void refuse(const char* operation, std::int64_t block) {
-        throw KVError("BlockNotAllocated", std::string(operation) + ": block " + std::to_string(block) + " is not allocated");
+        throw kvref::Error("BlockNotAllocated", std::string(operation) + ": block " + std::to_string(block) + " is not allocated");
     }
 
     std::vector<std::int64_t> free_;  // allocated from the end

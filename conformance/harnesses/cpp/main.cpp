@@ -5,230 +5,199 @@
 //
 // --bug double-free: a free block can be freed again and then gets two owners.
 
-#include <functional>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <optional>
 
 #include "block_pool.hpp"
 #include "prefix_cache.hpp"
-#include "wire.hpp"
+#include "sdk/kvref.hpp"
 
 namespace {
 
-const Json ABOUT = {{"name", "paged-cpp"}, {"version", "1.0"}, {"language", "c++"}, {"level", "exact"},
-                    {"formats", {"float32"}}, {"families", {"blocks", "paged", "prefix"}}};
+using kvref::Array;
+using kvref::Sizes;
+using Pair = std::pair<Array, Array>;
 
-std::int64_t size_of(const Json& args, const char* name, std::int64_t least) {
-    const std::int64_t size = integer(args.at(name), "ConfigError", name);
-    if (size < least) {
-        throw KVError("ConfigError",
-                      std::string(name) + ": expected an integer of at least " + std::to_string(least) + ", got " + std::to_string(size));
+PagedConfig paged_config(const Sizes& sizes) {
+    return {sizes.integer("num_blocks"), sizes.integer("block_size"), sizes.integer("num_layers"), sizes.integer("num_kv_heads"),
+            sizes.integer("head_dim")};
+}
+
+// The operations of the family `paged`, in terms of a cache.
+template <typename Cache>
+class Paged {
+public:
+    template <typename... Arguments>
+    explicit Paged(const PagedConfig& config, Arguments&&... arguments) : config(config), cache(config, std::forward<Arguments>(arguments)...) {}
+
+    std::int64_t num_free_blocks() const { return cache.pool().num_free(); }
+    double utilization() const { return cache.pool().utilization(); }
+    std::int64_t create() { return cache.create(); }
+    void drop(std::int64_t sequence) { cache.drop(sequence); }
+    std::int64_t fork(std::int64_t sequence) { return cache.fork(sequence); }
+    void truncate(std::int64_t sequence, std::int64_t length) { cache.truncate(sequence, length); }
+
+    void remove(std::int64_t sequence, std::int64_t start, std::int64_t stop, const std::optional<std::vector<double>>& frequencies,
+                const std::optional<std::string>& layout) {
+        if (!frequencies) return cache.remove(sequence, start, stop, nullptr);
+        const std::size_t count = frequencies->size();
+        bool valid = count > 0 && static_cast<std::int64_t>(count) <= config.head_dim / 2;
+        for (double each : *frequencies) valid = valid && std::isfinite(each);
+        if (!valid) throw kvref::Error("ConfigError", "frequencies: expected 1 to " + std::to_string(config.head_dim / 2) + " finite numbers");
+        const std::string pairs = layout.value_or("halves");
+        if (pairs != "halves" && pairs != "pairs") throw kvref::Error("ConfigError", "layout: expected halves or pairs, got " + pairs);
+        const Rotary rotary{*frequencies, pairs == "pairs"};
+        cache.remove(sequence, start, stop, &rotary);
     }
-    return size;
-}
 
-PagedConfig paged_config(const Json& args) {
-    if (args.at("dtype") != "float32") throw KVError("ConfigError", "dtype: expected float32, got " + args.at("dtype").dump());
-    return {size_of(args, "num_blocks", 0), size_of(args, "block_size", 1), size_of(args, "num_layers", 1),
-            size_of(args, "num_kv_heads", 1), size_of(args, "head_dim", 1)};
-}
+    void ensure_capacity(std::int64_t sequence, std::int64_t num_tokens) { cache.ensure_capacity(sequence, num_tokens); }
 
-using Operations = std::map<std::string, std::function<Json(const Json&)>>;
+    void write(std::int64_t sequence, std::int64_t layer, std::int64_t start, const Array& keys, const Array& values) {
+        cache.write(sequence, layer, start, {keys.numbers, values.numbers, keys.shape[0]});
+    }
 
-std::int64_t block_of(const Json& args) { return integer(args.at("block"), "BlockNotAllocated", "block"); }
+    void append(const Integers& sequences, std::int64_t layer, const Array& keys, const Array& values) {
+        kvref::in_range(layer, config.num_layers, "LayerOutOfRange", "layer");
+        cache.append(sequences, layer, 1, {keys.numbers, values.numbers, keys.shape[0]});
+    }
 
-Operations operations_of(std::shared_ptr<BlockPool> pool) {
-    return {
-        {"num_blocks", [=](const Json&) -> Json { return pool->num_blocks(); }},
-        {"num_free", [=](const Json&) -> Json { return pool->num_free(); }},
-        {"num_used", [=](const Json&) -> Json { return pool->num_used(); }},
-        {"utilization", [=](const Json&) -> Json { return pool->utilization(); }},
-        {"allocate", [=](const Json&) -> Json { return pool->allocate(); }},
-        {"allocate_many", [=](const Json& args) -> Json {
-             return pool->allocate_many(integer(args.at("count"), "PositionOutOfRange", "count"));
-         }},
-        {"free", [=](const Json& args) -> Json {
-             pool->free(block_of(args));
-             return nullptr;
-         }},
-        {"share", [=](const Json& args) -> Json {
-             pool->share(block_of(args));
-             return nullptr;
-         }},
-        {"references", [=](const Json& args) -> Json { return pool->references(block_of(args)); }},
-    };
-}
+    void append_step(const Integers& sequences, const Array& keys, const Array& values) {
+        cache.append(sequences, 0, config.num_layers, {keys.numbers, values.numbers, keys.shape[1]});
+    }
 
-std::int64_t sequence_of(const Json& args) { return integer(args.at("sequence"), "SequenceNotFound", "sequence"); }
-std::int64_t layer_of(const Json& args) { return integer(args.at("layer"), "LayerOutOfRange", "layer"); }
-std::int64_t position_of(const Json& args, const char* name) { return integer(args.at(name), "PositionOutOfRange", name); }
+    Pair read(std::int64_t sequence, std::int64_t layer, const Integers& positions) const {
+        return pair(cache.read(sequence, layer, positions));
+    }
 
-Integers integers(const Json& values, const char* kind, const char* name) {
-    Integers found;
-    for (const Json& value : values) found.push_back(integer(value, kind, name));
-    return found;
-}
+    Pair gather(std::int64_t sequence, std::int64_t layer) const { return pair(cache.gather(sequence, layer)); }
 
-Integers sequences_of(const Json& args) { return integers(args.at("sequences"), "SequenceNotFound", "sequences"); }
-
-// The parameters of the rotary embedding, or nothing if the cache has none.
-std::optional<Rotary> rotary_of(const Json& args, std::int64_t dim) {
-    if (!args.contains("frequencies") || args.at("frequencies").is_null()) return std::nullopt;
-    const Json& frequencies = args.at("frequencies");
-    bool valid = frequencies.is_array() && !frequencies.empty() && static_cast<std::int64_t>(frequencies.size()) <= dim / 2;
-    for (const Json& each : frequencies) valid = valid && each.is_number() && std::isfinite(each.get<double>());
-    if (!valid) throw KVError("ConfigError", "frequencies: expected 1 to " + std::to_string(dim / 2) + " finite numbers, got " + frequencies.dump());
-    const std::string layout = args.value("layout", "halves");
-    if (layout != "halves" && layout != "pairs") throw KVError("ConfigError", "layout: expected halves or pairs, got " + layout);
-    return Rotary{frequencies.get<std::vector<double>>(), layout == "pairs"};
-}
-
-Operations operations_of(std::shared_ptr<PagedCache> cache) {
-    const PagedConfig& config = cache->config();
-    const std::int64_t heads = config.num_kv_heads, dim = config.head_dim;
-
-    const auto tokens_of = [=](const Json& args, const Shape& shape) {
-        Array keys = array_of(args, "keys", shape), values = array_of(args, "values", keys.shape);
-        return Tokens{std::move(keys.numbers), std::move(values.numbers), keys.shape[0]};
-    };
-    const auto pair = [=](const Tokens& tokens) {
-        const Shape shape{tokens.count, heads, dim};
-        return Json::array({sent(tokens.keys, shape, "float32"), sent(tokens.values, shape, "float32")});
-    };
-    const auto lengths = [=](const Json& args) {
-        std::vector<std::int32_t> found;
-        for (std::int64_t sequence : sequences_of(args)) {
-            found.push_back(static_cast<std::int32_t>(cache->length(sequence, layer_of(args))));
+    std::tuple<Array, Array, Integers> gather_batch(const Integers& sequences, std::int64_t layer) const {
+        kvref::in_range(layer, config.num_layers, "LayerOutOfRange", "layer");
+        Tokens all;
+        Integers offsets{0};
+        for (std::int64_t sequence : sequences) {
+            const Tokens tokens = cache.gather(sequence, layer);
+            all.keys.insert(all.keys.end(), tokens.keys.begin(), tokens.keys.end());
+            all.values.insert(all.values.end(), tokens.values.begin(), tokens.values.end());
+            all.count += tokens.count;
+            offsets.push_back(all.count);
         }
-        return found;
-    };
-    return {
-        {"num_free_blocks", [=](const Json&) -> Json { return cache->pool().num_free(); }},
-        {"utilization", [=](const Json&) -> Json { return cache->pool().utilization(); }},
-        {"create", [=](const Json&) -> Json { return cache->create(); }},
-        {"drop", [=](const Json& args) -> Json {
-             cache->drop(sequence_of(args));
-             return nullptr;
-         }},
-        {"fork", [=](const Json& args) -> Json { return cache->fork(sequence_of(args)); }},
-        {"truncate", [=](const Json& args) -> Json {
-             cache->truncate(sequence_of(args), position_of(args, "length"));
-             return nullptr;
-         }},
-        {"remove", [=](const Json& args) -> Json {
-             const std::optional<Rotary> rotary = rotary_of(args, dim);
-             cache->remove(sequence_of(args), position_of(args, "start"), position_of(args, "stop"), rotary ? &*rotary : nullptr);
-             return nullptr;
-         }},
-        {"ensure_capacity", [=](const Json& args) -> Json {
-             cache->ensure_capacity(sequence_of(args), position_of(args, "num_tokens"));
-             return nullptr;
-         }},
-        {"write", [=](const Json& args) -> Json {
-             const Tokens tokens = tokens_of(args, {ANY, heads, dim});
-             cache->write(sequence_of(args), layer_of(args), position_of(args, "start"), tokens);
-             return nullptr;
-         }},
-        {"append", [=](const Json& args) -> Json {
-             const Integers sequences = sequences_of(args);
-             const Tokens tokens = tokens_of(args, {static_cast<std::int64_t>(sequences.size()), heads, dim});
-             in_range(layer_of(args), config.num_layers, "LayerOutOfRange", "layer");
-             cache->append(sequences, layer_of(args), 1, tokens);
-             return nullptr;
-         }},
-        {"append_step", [=](const Json& args) -> Json {
-             const Integers sequences = sequences_of(args);
-             const Shape shape{config.num_layers, static_cast<std::int64_t>(sequences.size()), heads, dim};
-             cache->append(sequences, 0, config.num_layers, tokens_of(args, shape));
-             return nullptr;
-         }},
-        {"read", [=](const Json& args) -> Json {
-             const Integers positions = integers(args.at("positions"), "PositionOutOfRange", "positions");
-             return pair(cache->read(sequence_of(args), layer_of(args), positions));
-         }},
-        {"gather", [=](const Json& args) -> Json { return pair(cache->gather(sequence_of(args), layer_of(args))); }},
-        {"gather_batch", [=](const Json& args) -> Json {
-             Tokens all;
-             std::vector<std::int32_t> offsets{0};
-             in_range(layer_of(args), config.num_layers, "LayerOutOfRange", "layer");
-             for (std::int64_t sequence : sequences_of(args)) {
-                 const Tokens tokens = cache->gather(sequence, layer_of(args));
-                 all.keys.insert(all.keys.end(), tokens.keys.begin(), tokens.keys.end());
-                 all.values.insert(all.values.end(), tokens.values.begin(), tokens.values.end());
-                 all.count += tokens.count;
-                 offsets.push_back(static_cast<std::int32_t>(all.count));
-             }
-             Json found = pair(all);
-             found.push_back(sent(offsets, {static_cast<std::int64_t>(offsets.size())}, "int32"));
-             return found;
-         }},
-        {"length", [=](const Json& args) -> Json { return cache->length(sequence_of(args), layer_of(args)); }},
-        {"lengths", [=](const Json& args) -> Json {
-             in_range(layer_of(args), config.num_layers, "LayerOutOfRange", "layer");
-             return lengths(args);
-         }},
-        {"block_table", [=](const Json& args) -> Json { return cache->block_table(sequence_of(args), layer_of(args)); }},
-        {"block_tables", [=](const Json& args) -> Json {
-             const Integers sequences = sequences_of(args);
-             in_range(layer_of(args), config.num_layers, "LayerOutOfRange", "layer");
-             std::size_t most = 0;
-             for (std::int64_t sequence : sequences) most = std::max(most, cache->block_table(sequence, layer_of(args)).size());
-             std::vector<std::int32_t> tables(sequences.size() * most, -1);  // -1 pads shorter tables
-             for (std::size_t i = 0; i < sequences.size(); ++i) {
-                 const Integers& table = cache->block_table(sequences[i], layer_of(args));
-                 std::copy(table.begin(), table.end(), tables.begin() + static_cast<std::ptrdiff_t>(i * most));
-             }
-             return sent(tables, {static_cast<std::int64_t>(sequences.size()), static_cast<std::int64_t>(most)}, "int32");
-         }},
-        {"slot_mapping", [=](const Json& args) -> Json {
-             return cache->slot_mapping(sequence_of(args), layer_of(args), position_of(args, "start"), position_of(args, "count"));
-         }},
-        {"attend", [=](const Json& args) -> Json {
-             const Array query = array_of(args, "query", {ANY, ANY, dim});
-             return sent(cache->attend(sequence_of(args), layer_of(args), query.numbers, query.shape[1], args.at("scale")), query.shape,
-                         "float32");
-         }},
-    };
-}
-
-Integers tokens_of(const Json& args) {
-    Integers tokens = integers(args.at("tokens"), "TokenOutOfRange", "tokens");
-    for (std::int64_t token : tokens) in_range(token, std::numeric_limits<std::int64_t>::max(), "TokenOutOfRange", "token");
-    return tokens;
-}
-
-Prompt prompt_of(const Json& args) {
-    Prompt prompt{args.value("salt", ""), args.value("adapter", ""), tokens_of(args), {}};
-    for (const Json& item : args.value("media", Json::array())) {
-        prompt.media.push_back({integer(item.at(0), "PositionOutOfRange", "media"), integer(item.at(1), "PositionOutOfRange", "media"), item.at(2)});
+        auto [keys, values] = pair(all);
+        return {keys, values, offsets};
     }
-    return prompt;
-}
 
-Operations operations_of(std::shared_ptr<PrefixCache> cache) {
-    Operations operations = operations_of(std::static_pointer_cast<PagedCache>(cache));
-    operations.merge(Operations{
-        {"begin", [=](const Json& args) -> Json { return cache->begin(prompt_of(args)); }},
-        {"match", [=](const Json& args) -> Json { return cache->match(prompt_of(args)); }},
-        {"commit", [=](const Json& args) -> Json {
-             cache->commit(sequence_of(args), tokens_of(args));
-             return nullptr;
-         }},
-        {"reset", [=](const Json&) -> Json {
-             cache->reset();
-             return nullptr;
-         }},
-    });
-    return operations;
-}
+    std::int64_t length(std::int64_t sequence, std::int64_t layer) const { return cache.length(sequence, layer); }
 
-Operations made(const std::string& family, const Json& args, bool frees_twice) {
-    if (family == "blocks") return operations_of(std::make_shared<BlockPool>(size_of(args, "num_blocks", 0), frees_twice));
-    const PagedConfig config = paged_config(args);
-    if (family == "prefix") return operations_of(std::make_shared<PrefixCache>(config));
-    return operations_of(std::make_shared<PagedCache>(config, std::make_unique<BlockPool>(config.num_blocks, frees_twice)));
+    Integers lengths(const Integers& sequences, std::int64_t layer) const {
+        kvref::in_range(layer, config.num_layers, "LayerOutOfRange", "layer");
+        Integers found;
+        for (std::int64_t sequence : sequences) found.push_back(cache.length(sequence, layer));
+        return found;
+    }
+
+    Integers block_table(std::int64_t sequence, std::int64_t layer) const { return cache.block_table(sequence, layer); }
+
+    std::vector<Integers> block_tables(const Integers& sequences, std::int64_t layer) const {
+        kvref::in_range(layer, config.num_layers, "LayerOutOfRange", "layer");
+        std::vector<Integers> tables;
+        std::size_t most = 0;
+        for (std::int64_t sequence : sequences) {
+            tables.push_back(cache.block_table(sequence, layer));
+            most = std::max(most, tables.back().size());
+        }
+        for (Integers& table : tables) table.resize(most, -1);  // -1 pads shorter tables
+        return tables;
+    }
+
+    Integers slot_mapping(std::int64_t sequence, std::int64_t layer, std::int64_t start, std::int64_t count) const {
+        return cache.slot_mapping(sequence, layer, start, count);
+    }
+
+    Array attend(std::int64_t sequence, std::int64_t layer, const Array& query, double scale) const {
+        return {query.shape, cache.attend(sequence, layer, query.numbers, query.shape[1], scale)};
+    }
+
+protected:
+    Pair pair(const Tokens& tokens) const {
+        const kvref::Shape shape{tokens.count, config.num_kv_heads, config.head_dim};
+        return {{shape, tokens.keys}, {shape, tokens.values}};
+    }
+
+    PagedConfig config;
+    Cache cache;
+};
+
+// The operations of the family `prefix`: those of `paged`, and the index of cached blocks.
+class Prefix : public Paged<PrefixCache> {
+public:
+    using Paged<PrefixCache>::Paged;
+
+    std::int64_t begin(const Integers& tokens, const std::optional<std::string>& salt, const std::optional<kvref::Json>& media,
+                       const std::optional<std::string>& adapter) {
+        return cache.begin(prompt(tokens, salt, media, adapter));
+    }
+
+    std::int64_t match(const Integers& tokens, const std::optional<std::string>& salt, const std::optional<kvref::Json>& media,
+                       const std::optional<std::string>& adapter) {
+        return cache.match(prompt(tokens, salt, media, adapter));
+    }
+
+    void commit(std::int64_t sequence, const Integers& tokens) {
+        check(tokens);
+        cache.commit(sequence, tokens);
+    }
+
+    void reset() { cache.reset(); }
+
+private:
+    static Prompt prompt(const Integers& tokens, const std::optional<std::string>& salt, const std::optional<kvref::Json>& media,
+                         const std::optional<std::string>& adapter) {
+        check(tokens);
+        Prompt prompt{salt.value_or(""), adapter.value_or(""), tokens, {}};
+        for (const kvref::Json& item : media.value_or(kvref::Json()).items) {
+            prompt.media.push_back({position(item, 0), position(item, 1), item.items.at(2).text});
+        }
+        return prompt;
+    }
+
+    static std::int64_t position(const kvref::Json& item, std::size_t index) {
+        const kvref::Json& value = item.items.at(index);
+        if (value.kind != kvref::Json::Kind::integer) throw kvref::Error("PositionOutOfRange", "media: expected integers, got " + value.dump());
+        return value.whole;
+    }
+
+    static void check(const Integers& tokens) {
+        for (std::int64_t token : tokens) kvref::in_range(token, std::numeric_limits<std::int64_t>::max(), "TokenOutOfRange", "token");
+    }
+};
+
+const std::vector<std::string> SIZES{"num_blocks >= 0", "block_size", "num_layers", "num_kv_heads", "head_dim", "dtype: format"};
+
+template <typename T>
+kvref::Family<T> add_paged(kvref::Family<T> family) {
+    const std::string keys = "keys [n, num_kv_heads, head_dim]", values = "values [n, num_kv_heads, head_dim]";
+    return family.operation("num_free_blocks", {}, &T::num_free_blocks)
+        .operation("utilization", {}, &T::utilization)
+        .operation("create", {}, &T::create)
+        .operation("drop", {"sequence"}, &T::drop)
+        .operation("fork", {"sequence"}, &T::fork)
+        .operation("truncate", {"sequence", "length"}, &T::truncate)
+        .operation("remove", {"sequence", "start", "stop", "frequencies", "layout"}, &T::remove)
+        .operation("ensure_capacity", {"sequence", "num_tokens"}, &T::ensure_capacity)
+        .operation("write", {"sequence", "layer", "start", keys, values}, &T::write)
+        .operation("append", {"sequences", "layer", "keys [sequences, num_kv_heads, head_dim]", "values [sequences, num_kv_heads, head_dim]"}, &T::append)
+        .operation("append_step", {"sequences", "keys [num_layers, sequences, num_kv_heads, head_dim]",
+                                   "values [num_layers, sequences, num_kv_heads, head_dim]"}, &T::append_step)
+        .operation("read", {"sequence", "layer", "positions"}, &T::read)
+        .operation("gather", {"sequence", "layer"}, &T::gather)
+        .operation("gather_batch", {"sequences", "layer"}, &T::gather_batch)
+        .operation("length", {"sequence", "layer"}, &T::length)
+        .operation("lengths", {"sequences", "layer"}, &T::lengths)
+        .operation("block_table", {"sequence", "layer"}, &T::block_table)
+        .operation("block_tables", {"sequences", "layer"}, &T::block_tables)
+        .operation("slot_mapping", {"sequence", "layer", "start", "count"}, &T::slot_mapping)
+        .operation("attend", {"sequence", "layer", "query [num_queries, num_query_heads, head_dim]", "scale"}, &T::attend);
 }
 
 }  // namespace
@@ -239,46 +208,30 @@ int main(int argc, char** argv) {
         std::cerr << "usage: harness [--bug double-free]\n";
         return 2;
     }
-    struct Object {
-        std::string family;
-        Operations operations;
-    };
-    std::map<std::int64_t, Object> objects;  // by the id of the request that created them
+    kvref::Harness harness("paged-cpp", "1.0", {"float32"});
 
-    const auto perform = [&](const Json& request) -> Json {
-        const std::string op = request.at("op");
-        const Json& args = request.at("args");
-        if (op == "hello") {
-            objects.clear();  // a new sequence of calls starts
-            return ABOUT;
-        }
-        const std::string family = op.substr(0, op.find('.')), name = op.substr(op.find('.') + 1);
-        if (op == "blocks.new" || op == "paged.new" || op == "prefix.new") {
-            objects[request.at("id")] = {family, made(family, args, bug)};
-            return {{"handle", request.at("id")}};
-        }
-        const auto object = objects.find(request.value("on", 0));
-        if (object == objects.end() || object->second.family != family || !object->second.operations.count(name)) {
-            throw KVError("NotOffered", op);
-        }
-        return object->second.operations.at(name)(args);
-    };
+    harness.family<BlockPool>("blocks", {"num_blocks >= 0"},
+                              [=](const Sizes& sizes) { return std::make_shared<BlockPool>(sizes.integer("num_blocks"), bug); })
+        .operation("num_blocks", {}, &BlockPool::num_blocks)
+        .operation("num_free", {}, &BlockPool::num_free)
+        .operation("num_used", {}, &BlockPool::num_used)
+        .operation("utilization", {}, &BlockPool::utilization)
+        .operation("allocate", {}, &BlockPool::allocate)
+        .operation("allocate_many", {"count"}, &BlockPool::allocate_many)
+        .operation("free", {"block"}, &BlockPool::free)
+        .operation("share", {"block"}, &BlockPool::share)
+        .operation("references", {"block"}, &BlockPool::references);
 
-    std::ios::sync_with_stdio(false);
-    for (std::string line; std::getline(std::cin, line);) {
-        const Json request = Json::parse(line);
-        if (request.at("op") == "bye") {
-            std::cout << Json{{"id", request.at("id")}, {"ok", nullptr}} << std::endl;
-            break;
-        }
-        Json reply = {{"id", request.at("id")}};
-        try {
-            reply["ok"] = perform(request);
-        } catch (const KVError& error) {
-            reply["error"] = {{"kind", error.kind}, {"message", error.what()}};
-        } catch (const std::exception& error) {  // a missing argument, or no memory
-            reply["error"] = {{"kind", "InternalError"}, {"message", error.what()}};
-        }
-        std::cout << reply << std::endl;
-    }
+    add_paged(harness.family<Paged<PagedCache>>("paged", SIZES, [=](const Sizes& sizes) {
+        const PagedConfig config = paged_config(sizes);
+        return std::make_shared<Paged<PagedCache>>(config, std::make_unique<BlockPool>(config.num_blocks, bug));
+    }));
+
+    add_paged(harness.family<Prefix>("prefix", SIZES, [](const Sizes& sizes) { return std::make_shared<Prefix>(paged_config(sizes)); }))
+        .operation("begin", {"tokens", "salt", "media", "adapter"}, &Prefix::begin)
+        .operation("match", {"tokens", "salt", "media", "adapter"}, &Prefix::match)
+        .operation("commit", {"sequence", "tokens"}, &Prefix::commit)
+        .operation("reset", {}, &Prefix::reset);
+
+    return harness.serve();
 }

@@ -13,7 +13,7 @@
 #include "block_pool.hpp"
 #include "rotary.hpp"
 
-using Integers = std::vector<std::int64_t>;
+using Integers = kvref::Integers;
 
 struct PagedConfig {
     std::int64_t num_blocks, block_size, num_layers, num_kv_heads, head_dim;
@@ -61,7 +61,7 @@ public:
 
     // Keeps the first tokens of every layer and frees the blocks after them.
     virtual void truncate(std::int64_t sequence, std::int64_t length) {
-        in_range(length, shortest(sequence) + 1, "PositionOutOfRange", "length");
+        kvref::in_range(length, shortest(sequence) + 1, "PositionOutOfRange", "length");
         Sequence& layers = found(sequence);
         for (Layer& layer : layers) layer.length = length;
         cut(layers, blocks_for(length));
@@ -69,8 +69,8 @@ public:
 
     // Removes positions [start, stop) of every layer. Later tokens move to lower positions; rotary keys are re-rotated.
     virtual void remove(std::int64_t sequence, std::int64_t start, std::int64_t stop, const Rotary* rotary) {
-        in_range(stop, shortest(sequence) + 1, "PositionOutOfRange", "stop");
-        in_range(start, stop + 1, "PositionOutOfRange", "start");
+        kvref::in_range(stop, shortest(sequence) + 1, "PositionOutOfRange", "stop");
+        kvref::in_range(start, stop + 1, "PositionOutOfRange", "start");
         if (start == stop) return;
         Sequence& layers = found(sequence);
         const std::int64_t gap = stop - start;
@@ -95,14 +95,14 @@ public:
     // Allocates up to ceil(num_tokens / block_size) blocks in every layer, or throws OutOfBlocks and allocates none.
     void ensure_capacity(std::int64_t sequence, std::int64_t num_tokens) {
         found(sequence);
-        in_range(num_tokens, std::numeric_limits<std::int64_t>::max(), "PositionOutOfRange", "num_tokens");
+        kvref::in_range(num_tokens, std::numeric_limits<std::int64_t>::max(), "PositionOutOfRange", "num_tokens");
         prepare({{sequence, num_tokens}}, {});
     }
 
     // Writes tokens at start, start + 1, ...; start is at most the layer's length, so there are no gaps.
     virtual void write(std::int64_t sequence, std::int64_t layer, std::int64_t start, const Tokens& tokens) {
         Layer& to = found(sequence, layer);
-        in_range(start, to.length + 1, "PositionOutOfRange", "start");
+        kvref::in_range(start, to.length + 1, "PositionOutOfRange", "start");
         const std::int64_t end = start + tokens.count;
         prepare({{sequence, end}}, {{sequence, layer, start, end}});
         for (std::int64_t i = 0; i < tokens.count; ++i) put(to, start + i, tokens, i);
@@ -135,7 +135,7 @@ public:
     // Returns the tokens at these positions, in this order.
     Tokens read(std::int64_t sequence, std::int64_t layer, const Integers& positions) const {
         const Layer& from = found(sequence, layer);
-        for (std::int64_t position : positions) in_range(position, from.length, "PositionOutOfRange", "position");
+        for (std::int64_t position : positions) kvref::in_range(position, from.length, "PositionOutOfRange", "position");
         Tokens tokens;
         for (std::int64_t position : positions) take(from, position, tokens);
         return tokens;
@@ -155,8 +155,8 @@ public:
     Integers slot_mapping(std::int64_t sequence, std::int64_t layer, std::int64_t start, std::int64_t count) const {
         const Layer& from = found(sequence, layer);
         const std::int64_t room = static_cast<std::int64_t>(from.table.size()) * config_.block_size;
-        in_range(start, room + 1, "PositionOutOfRange", "start");
-        in_range(count, room - start + 1, "PositionOutOfRange", "count");
+        kvref::in_range(start, room + 1, "PositionOutOfRange", "start");
+        kvref::in_range(count, room - start + 1, "PositionOutOfRange", "count");
         Integers slots;
         for (std::int64_t position = start; position < start + count; ++position) slots.push_back(slot(from, position));
         return slots;
@@ -166,7 +166,7 @@ public:
     Floats attend(std::int64_t sequence, std::int64_t layer, const Floats& query, std::int64_t num_heads, double scale) const {
         const Tokens tokens = gather(sequence, layer);
         if (num_heads % config_.num_kv_heads != 0) {
-            throw KVError("ShapeMismatch", "query: expected a multiple of " + std::to_string(config_.num_kv_heads) + " heads, got " +
+            throw kvref::Error("ShapeMismatch", "query: expected a multiple of " + std::to_string(config_.num_kv_heads) + " heads, got " +
                                                std::to_string(num_heads));
         }
         const std::int64_t dim = config_.head_dim, group = num_heads / config_.num_kv_heads;
@@ -205,14 +205,14 @@ protected:
     const Sequence& found(std::int64_t sequence) const {
         const auto known = sequences_.find(sequence);
         if (known == sequences_.end()) {
-            throw KVError("SequenceNotFound", "unknown sequence " + std::to_string(sequence) + " (never created, or already dropped)");
+            throw kvref::Error("SequenceNotFound", "unknown sequence " + std::to_string(sequence) + " (never created, or already dropped)");
         }
         return known->second;
     }
 
     const Layer& found(std::int64_t sequence, std::int64_t layer) const {
         const Sequence& layers = found(sequence);
-        in_range(layer, config_.num_layers, "LayerOutOfRange", "layer");
+        kvref::in_range(layer, config_.num_layers, "LayerOutOfRange", "layer");
         return layers[layer];
     }
 
@@ -264,7 +264,7 @@ private:
         const std::vector<std::int64_t*> copies = shared(written);
         const std::int64_t needed = most * config_.num_layers + static_cast<std::int64_t>(copies.size());
         if (needed > pool_->num_free()) {
-            throw KVError("OutOfBlocks", "out of blocks: " + std::to_string(needed) + " needed, " + std::to_string(pool_->num_free()) + " free");
+            throw kvref::Error("OutOfBlocks", "out of blocks: " + std::to_string(needed) + " needed, " + std::to_string(pool_->num_free()) + " free");
         }
         for (std::int64_t* block : copies) {
             const std::int64_t copy = pool_->allocate(), size = config_.block_size * row_;

@@ -123,7 +123,7 @@ struct Prompt {
         std::int64_t end = 0;
         for (const MediaItem& item : media) {
             if (item.start < end || item.start >= item.stop || item.stop > static_cast<std::int64_t>(tokens.size())) {
-                throw KVError("PositionOutOfRange", "media: expected positions in [" + std::to_string(end) + ", " + std::to_string(tokens.size()) +
+                throw kvref::Error("PositionOutOfRange", "media: expected positions in [" + std::to_string(end) + ", " + std::to_string(tokens.size()) +
                                                         "), got [" + std::to_string(item.start) + ", " + std::to_string(item.stop) + ")");
             }
             end = item.stop;
@@ -153,7 +153,7 @@ public:
             for (std::int64_t block : *blocks) needed += pool_->references(block) == 0;  // evictable, so not available for other tokens
         }
         if (needed > pool_->num_free()) {
-            throw KVError("OutOfBlocks", "out of blocks: " + std::to_string(needed) + " needed, " + std::to_string(pool_->num_free()) + " free");
+            throw kvref::Error("OutOfBlocks", "out of blocks: " + std::to_string(needed) + " needed, " + std::to_string(pool_->num_free()) + " free");
         }
         const std::int64_t sequence = create();
         Sequence& layers = found(sequence);
@@ -173,11 +173,11 @@ public:
     // Commits the tokens of the first positions: each full block of them is cached.
     void commit(std::int64_t sequence, const Integers& tokens) {
         const std::int64_t written = shortest(sequence), size = config_.block_size;
-        in_range(static_cast<std::int64_t>(tokens.size()), written + 1, "PositionOutOfRange", "len(tokens)");
+        kvref::in_range(static_cast<std::int64_t>(tokens.size()), written + 1, "PositionOutOfRange", "len(tokens)");
         Prompt& told = told_.at(sequence);
         for (std::size_t at = 0; at < std::min(tokens.size(), told.tokens.size()); ++at) {
             if (tokens[at] != told.tokens[at]) {
-                throw KVError("TokenMismatch", "token at position " + std::to_string(at) + ": expected " +
+                throw kvref::Error("TokenMismatch", "token at position " + std::to_string(at) + ": expected " +
                                                    std::to_string(told.tokens[at]) + ", committed before, got " + std::to_string(tokens[at]));
             }
         }
@@ -195,7 +195,7 @@ public:
 
     void reset() {
         if (!sequences_.empty()) {
-            throw KVError("InUse", "cannot reset: " + std::to_string(sequences_.size()) + " sequences are live");
+            throw kvref::Error("InUse", "cannot reset: " + std::to_string(sequences_.size()) + " sequences are live");
         }
         findable_->forget();
         roots_.clear();

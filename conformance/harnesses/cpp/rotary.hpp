@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "errors.hpp"
+#include "sdk/kvref.hpp"
 
 using Floats = std::vector<float>;
 
@@ -24,7 +24,7 @@ struct Rotary {
                 keys[at + first] = x * cos - y * sin;
                 keys[at + second] = y * cos + x * sin;
                 if (std::isinf(keys[at + first]) || std::isinf(keys[at + second])) {
-                    throw KVError("NonFinite", "keys: expected finite numbers after the rotation, got infinity");
+                    throw kvref::Error("NonFinite", "keys: expected finite numbers after the rotation, got infinity");
                 }
             }
         }
