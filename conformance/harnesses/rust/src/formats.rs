@@ -1,9 +1,9 @@
 //! Storage formats of a row: bytes of codes, and bytes of scales in formats that store them separately.
 
-use crate::arrays::{refuse, Result};
 use crate::ggml::{self, Ggml};
 use crate::mx::{self, Mx};
 use crate::symmetric::{self, Symmetric};
+use kvref_sdk::{refuse, Result};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Format {

@@ -1,6 +1,8 @@
 //! The blocks of ggml: a float16 scale followed by 32 values (FMT-GGML).
 
-use crate::small_float::{from_float16, to_float16};
+use kvref_sdk::from_float16;
+
+use crate::small_float::to_float16;
 
 pub const BLOCK: usize = 32;
 const LEAST_INVERTIBLE: f32 = f32::from_bits(0x0040_0000); // 2^-127: the reciprocal of a smaller number can be infinite

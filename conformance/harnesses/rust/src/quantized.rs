@@ -1,7 +1,7 @@
 //! The quantized cache: a fixed number of tokens per layer; each head's row is quantized separately, once, when it is appended.
 
-use crate::arrays::{refuse, Result};
 use crate::formats::Format;
+use kvref_sdk::{refuse, Result};
 
 pub struct Config {
     pub num_layers: usize,

@@ -40,12 +40,3 @@ pub fn to_float16(x: f32) -> u16 {
         _ => sign | FLOAT16.code(x.abs()).min(0x7C00) as u16,
     }
 }
-
-pub fn from_float16(code: u16) -> f32 {
-    let sign = if code & 0x8000 > 0 { -1.0 } else { 1.0 };
-    match code & 0x7FFF {
-        0x7C00 => sign * f32::INFINITY,
-        0x7C01.. => f32::NAN,
-        magnitude => sign * FLOAT16.magnitude(i32::from(magnitude)),
-    }
-}

@@ -1,4 +1,5 @@
-//! A minimal JSON implementation for the protocol: a value, a reader and a writer.
+//! A minimal JSON implementation for the protocol: a value, a reader and a writer. Integers keep 64 bits; a larger integer becomes the
+//! nearest of 64 bits.
 
 use std::fmt;
 
@@ -6,6 +7,7 @@ use std::fmt;
 pub enum Json {
     Null,
     Bool(bool),
+    Integer(i64),
     Number(f64),
     String(String),
     List(Vec<Json>),
@@ -39,9 +41,19 @@ impl Json {
 
     /// The value as an integer; none for 1.5, "1" and true.
     pub fn integer(&self) -> Option<i64> {
+        if let Json::Integer(number) = self {
+            Some(*number)
+        } else {
+            None
+        }
+    }
+
+    /// The value as a number, also `{"number": "nan"}`, which JSON cannot represent otherwise.
+    pub fn number(&self) -> Option<f64> {
         match self {
-            Json::Number(number) if number.fract() == 0.0 && number.abs() < 2f64.powi(53) => Some(*number as i64),
-            _ => None,
+            Json::Integer(number) => Some(*number as f64),
+            Json::Number(number) => Some(*number),
+            _ => ["nan", "inf", "-inf"].contains(&self.get("number").text()).then(|| self.get("number").text().parse().unwrap()),
         }
     }
 
@@ -109,6 +121,10 @@ impl Reader<'_> {
             self.at += 1;
         }
         let digits = String::from_utf8_lossy(&self.text[start..self.at]);
+        if !digits.contains(['.', 'e', 'E']) {
+            let nearest = digits.parse::<i128>().map(|number| number.clamp(i64::MIN.into(), i64::MAX.into()) as i64);
+            return nearest.map(Json::Integer).or_else(|_| self.wrong("an integer"));
+        }
         digits.parse().map(Json::Number).or_else(|_| self.wrong("a number"))
     }
 
@@ -217,7 +233,9 @@ impl fmt::Display for Json {
         match self {
             Json::Null => out.write_str("null"),
             Json::Bool(value) => write!(out, "{value}"),
-            Json::Number(number) => write!(out, "{number}"),
+            Json::Integer(number) => write!(out, "{number}"),
+            Json::Number(number) if number.is_finite() => write!(out, "{number:?}"),
+            Json::Number(number) => write!(out, "{{\"number\": \"{}\"}}", number.to_string().to_lowercase()),
             Json::String(text) => {
                 out.write_str("\"")?;
                 for letter in text.chars() {
@@ -250,7 +268,7 @@ pub fn object<const N: usize>(fields: [(&str, Json); N]) -> Json {
 
 impl From<i64> for Json {
     fn from(number: i64) -> Json {
-        Json::Number(number as f64)
+        Json::Integer(number)
     }
 }
 
