@@ -1,7 +1,6 @@
 // The buffer pool: buffers in five sizes, which are kept for reuse after their release.
 
-import { received, sent, whole } from "./arrays.mjs";
-import { KVError } from "./protocol.mjs";
+import { KVError, Tensor, whole } from "./sdk/index.mjs";
 
 const SIZES = [1, 4, 16, 64, 256].map((kib) => kib * 1024); // bytes
 
@@ -76,7 +75,7 @@ export class Buffer {
 
   extend(values) {
     this.#mustBeHeld();
-    const { numbers } = received("values", values, [null]);
+    const { numbers } = values;
     if (this.length + numbers.length > this.capacity) {
       const got = this.length + numbers.length;
       throw new KVError("CapacityExceeded", `buffer full: ${got} values needed, capacity is ${this.capacity}`);
@@ -88,7 +87,7 @@ export class Buffer {
   /** The written values, never those of an earlier owner. */
   values() {
     this.#mustBeHeld();
-    return sent(this.#memory.subarray(0, this.length), [this.length]);
+    return new Tensor([this.length], this.#memory.subarray(0, this.length));
   }
 
   clear() {

@@ -1,37 +1,26 @@
 // The contiguous cache: one growing buffer each for keys and values, [batch, heads, capacity, head_dim].
 
-import { put, received, sent, whole, widened, zeros } from "./arrays.mjs";
-import { KVError } from "./protocol.mjs";
+import { KVError, Tensor, whole } from "./sdk/index.mjs";
+import { put, stored, widened, zeros } from "./stores.mjs";
 
 export class ContiguousCache {
   constructor({ batch_size, num_kv_heads, head_dim, initial_capacity, max_seq_len, dtype }) {
-    for (const [name, value] of Object.entries({ batch_size, num_kv_heads, head_dim, max_seq_len })) {
-      whole(name, value, 1, "ConfigError");
-    }
-    whole("initial_capacity", initial_capacity, 0, "ConfigError");
-    if (!["float32", "float16", "bfloat16"].includes(dtype)) {
-      throw new KVError("ConfigError", `dtype: expected float32, float16 or bfloat16, got ${JSON.stringify(dtype)}`);
-    }
     Object.assign(this, { batch_size, num_kv_heads, head_dim, max_seq_len, dtype });
     this.seq_len = 0;
     this.capacity = Math.min(initial_capacity, max_seq_len);
     [this.keys, this.values] = [this.#memory(this.capacity), this.#memory(this.capacity)];
   }
 
-  /** Append n tokens, keys and values [batch, heads, n, head_dim]; all arguments are checked before anything changes. */
+  /** Append n tokens, keys and values [batch, heads, n, head_dim]. */
   append(keys, values) {
-    const shape = [this.batch_size, this.num_kv_heads, null, this.head_dim];
-    const key = received("keys", keys, shape);
-    const value = received("values", values, key.shape);
-    this.#store(key.numbers, value.numbers, key.shape[2]);
+    this.#store(keys.numbers, values.numbers, keys.shape[2]);
   }
 
   /** Like append, from one array [2, batch, heads, n, head_dim], keys first. */
   append_fused(key_values) {
-    const shape = [2, this.batch_size, this.num_kv_heads, null, this.head_dim];
-    const both = received("key_values", key_values, shape);
-    const half = both.numbers.length / 2;
-    this.#store(both.numbers.subarray(0, half), both.numbers.subarray(half), both.shape[3]);
+    const { numbers, shape } = key_values;
+    const half = numbers.length / 2;
+    this.#store(numbers.subarray(0, half), numbers.subarray(half), shape[3]);
   }
 
   read() {
@@ -41,7 +30,7 @@ export class ContiguousCache {
   /** The two buffers, in the cache's dtype. */
   raw() {
     const shape = [this.batch_size, this.num_kv_heads, this.capacity, this.head_dim];
-    return [this.keys, this.values].map((store) => sent(store, shape, this.dtype));
+    return [this.keys, this.values].map((store) => stored(store, shape, this.dtype));
   }
 
   /** Add tokens that the caller wrote into the raw buffers to the length. */
@@ -96,7 +85,7 @@ export class ContiguousCache {
       const from = row * this.head_dim;
       tokens.set(store.subarray(from, from + used), lane * used);
     });
-    return sent(widened(tokens, this.dtype), [this.batch_size, this.num_kv_heads, this.seq_len, this.head_dim]);
+    return new Tensor([this.batch_size, this.num_kv_heads, this.seq_len, this.head_dim], widened(tokens, this.dtype));
   }
 
   /** Visit each row (sequence and head): the index of its first token in the buffers, and its number. */

@@ -6,7 +6,7 @@
 
 import { Buffer, BufferPool } from "./buffers.mjs";
 import { ContiguousCache } from "./contiguous.mjs";
-import { serve } from "./protocol.mjs";
+import { serve } from "./sdk/index.mjs";
 import { WindowedCache } from "./windowed.mjs";
 
 const BUGS = ["release-twice"];
@@ -18,48 +18,51 @@ if (options.length && !(options.length === 2 && BUGS.includes(bug))) {
   process.exit(2);
 }
 
+const lanes = "[batch_size, num_kv_heads, n, head_dim]";
+const tokens = "[n, num_kv_heads, head_dim]";
+const queries = "[num_queries, num_query_heads, head_dim]";
+
 serve({
-  about: {
-    name: "contiguous-js",
-    version: "1.0",
-    language: "javascript",
-    level: "exact",
-    formats: ["float32", "float16", "bfloat16"],
-    families: ["contiguous", "windowed", "buffers"],
-  },
-  make: {
-    contiguous: (config) => new ContiguousCache(config),
-    windowed: (config) => new WindowedCache(config),
-    buffers: (config) => new BufferPool(config, { releasesTwice: bug === "release-twice" }),
-  },
-  // The operations of each family: methods by name, with the names of their arguments in order.
-  operations: {
+  about: { name: "contiguous-js", version: "1.0", level: "exact", formats: ["float32", "float16", "bfloat16"] },
+  families: {
     contiguous: {
-      on: ContiguousCache,
-      attributes: ["seq_len", "capacity"],
-      methods: { append: ["keys", "values"], append_fused: ["key_values"], read: [], raw: [], advance: ["count"], reset: [] },
+      make: (sizes) => new ContiguousCache(sizes),
+      sizes: ["batch_size", "num_kv_heads", "head_dim", "initial_capacity >= 0", "max_seq_len", "dtype: format"],
+      operations: {
+        seq_len: [],
+        capacity: [],
+        append: [`keys ${lanes}`, `values ${lanes}`],
+        append_fused: ["key_values [2, batch_size, num_kv_heads, n, head_dim]"],
+        read: [],
+        raw: [],
+        advance: ["count"],
+        reset: [],
+      },
     },
     windowed: {
-      on: WindowedCache,
-      attributes: ["length", "stored_tokens"],
-      methods: {
-        append: ["keys", "values"],
-        step: ["query", "keys", "values", "scale"],
-        attend: ["query", "scale"],
+      make: (sizes) => new WindowedCache(sizes),
+      sizes: ["num_kv_heads", "head_dim", "window", "sinks >= 0", "chunk >= 0", "rollback >= 0", "dtype: format"],
+      operations: {
+        length: [],
+        stored_tokens: [],
+        append: [`keys ${tokens}`, `values ${tokens}`],
+        step: [`query ${queries}`, `keys ${tokens}`, `values ${tokens}`, "scale"],
+        attend: [`query ${queries}`, "scale"],
         read: ["positions"],
         truncate: ["length"],
         clear: [],
       },
     },
     buffers: {
-      on: BufferPool,
-      attributes: [],
-      methods: { acquire: ["num_bytes"], prewarm: ["size", "count"], clear: [], stats: [] },
+      make: (sizes) => new BufferPool(sizes, { releasesTwice: bug === "release-twice" }),
+      sizes: ["max_buffers"],
+      operations: { acquire: ["num_bytes"], prewarm: ["size", "count"], clear: [], stats: [] },
     },
+  },
+  handedOut: {
     buffer: {
-      on: Buffer,
-      attributes: ["size", "capacity", "length"],
-      methods: { extend: ["values"], values: [], clear: [], release: [] },
+      of: Buffer,
+      operations: { size: [], capacity: [], length: [], extend: ["values [n]"], values: [], clear: [], release: [] },
     },
   },
 });

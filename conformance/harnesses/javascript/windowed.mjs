@@ -1,15 +1,10 @@
 // The windowed cache: the sink tokens, which are never overwritten, and the last tokens in a ring buffer.
 
-import { put, received, sent, whole, widened, zeros } from "./arrays.mjs";
-import { KVError } from "./protocol.mjs";
+import { KVError, Tensor, whole } from "./sdk/index.mjs";
+import { put, widened, zeros } from "./stores.mjs";
 
 export class WindowedCache {
   constructor({ num_kv_heads, head_dim, window, sinks, chunk, rollback, dtype }) {
-    for (const [name, value] of Object.entries({ num_kv_heads, head_dim, window })) whole(name, value, 1, "ConfigError");
-    for (const [name, value] of Object.entries({ sinks, chunk, rollback })) whole(name, value, 0, "ConfigError");
-    if (!["float32", "float16", "bfloat16"].includes(dtype)) {
-      throw new KVError("ConfigError", `dtype: expected float32, float16 or bfloat16, got ${JSON.stringify(dtype)}`);
-    }
     Object.assign(this, { num_kv_heads, head_dim, window, sinks, chunk, dtype });
     this.ring = window + rollback;
     this.length = 0;
@@ -23,36 +18,36 @@ export class WindowedCache {
   }
 
   append(keys, values) {
-    this.#write(...this.#tokens(keys, values));
+    this.#write(keys.numbers, values.numbers, keys.shape[0]);
   }
 
   /** Append tokens and attend with one query per token. Token by token, because a later token can overwrite one that an earlier query sees. */
   step(query, keys, values, scale) {
-    const [key, value, count] = this.#tokens(keys, values);
-    const asked = this.#query(query, count);
-    const rows = asked.numbers.length / Math.max(1, count);
-    const out = new Float32Array(asked.numbers.length);
+    const count = keys.shape[0];
+    this.#checkQuery(query, count);
+    const rows = query.numbers.length / Math.max(1, count);
+    const out = new Float32Array(query.numbers.length);
     for (let i = 0; i < count; i++) {
-      const token = [key, value].map((numbers) => numbers.subarray(i * this.width, (i + 1) * this.width));
+      const token = [keys, values].map(({ numbers }) => numbers.subarray(i * this.width, (i + 1) * this.width));
       this.#write(...token, 1);
-      this.#attend(asked.numbers.subarray(i * rows, (i + 1) * rows), this.#seen(this.length - 1), scale, out.subarray(i * rows));
+      this.#attend(query.numbers.subarray(i * rows, (i + 1) * rows), this.#seen(this.length - 1), scale, out.subarray(i * rows));
     }
-    return sent(out, asked.shape);
+    return new Tensor(query.shape, out);
   }
 
   /** Attend with queries that are all at the position of the newest token. */
   attend(query, scale) {
-    const asked = this.#query(query, null);
+    this.#checkQuery(query, query.shape[0]);
     const first = this.#firstSeen(this.length - 1);
     if (first < this.first && first < this.length) {
       throw new KVError("PositionOutOfRange", `attend: position ${first} is not stored, the oldest one in the ring is ${this.first}`);
     }
-    const rows = asked.numbers.length / Math.max(1, asked.shape[0]);
-    const out = new Float32Array(asked.numbers.length);
+    const rows = query.numbers.length / Math.max(1, query.shape[0]);
+    const out = new Float32Array(query.numbers.length);
     for (let at = 0; at < out.length; at += rows) {
-      this.#attend(asked.numbers.subarray(at, at + rows), this.#seen(this.length - 1), scale, out.subarray(at));
+      this.#attend(query.numbers.subarray(at, at + rows), this.#seen(this.length - 1), scale, out.subarray(at));
     }
-    return sent(out, asked.shape);
+    return new Tensor(query.shape, out);
   }
 
   read(positions) {
@@ -64,7 +59,7 @@ export class WindowedCache {
     return [this.keys, this.values].map((store) => {
       const read = new Float32Array(positions.length * this.width);
       positions.forEach((position, i) => read.set(this.#token(store, position), i * this.width));
-      return sent(read, [positions.length, this.num_kv_heads, this.head_dim]);
+      return new Tensor([positions.length, this.num_kv_heads, this.head_dim], read);
     });
   }
 
@@ -104,18 +99,11 @@ export class WindowedCache {
     return widened(store.subarray(slot * this.width, (slot + 1) * this.width), this.dtype);
   }
 
-  #tokens(keys, values) {
-    const key = received("keys", keys, [null, this.num_kv_heads, this.head_dim]);
-    const value = received("values", values, key.shape);
-    return [key.numbers, value.numbers, key.shape[0]];
-  }
-
-  #query(query, count) {
-    const asked = received("query", query, [count, null, this.head_dim]);
-    if (asked.shape[1] % this.num_kv_heads) {
-      throw new KVError("ShapeMismatch", `query: expected a multiple of ${this.num_kv_heads} heads, got ${asked.shape[1]}`);
+  #checkQuery({ shape }, count) {
+    if (shape[0] !== count || shape[1] % this.num_kv_heads) {
+      const wanted = `[${count}, a multiple of ${this.num_kv_heads}, ${this.head_dim}]`;
+      throw new KVError("ShapeMismatch", `query: expected shape ${wanted}, got [${shape.join(", ")}]`);
     }
-    return asked;
   }
 
   #write(keys, values, count) {
