@@ -1,4 +1,4 @@
-"""The `kvref` command: check, soak, search, replay, harness, vectors, report, zoo, lab, bench, canary, list, explain.
+"""The `kvref` command: init, check, soak, search, replay, harness, vectors, report, zoo, lab, bench, canary, list, explain.
 
 Exit status: 0 conformant, 1 not conformant, 2 not judged or could not run, 130 interrupted. A user's mistake prints one line,
 never a traceback. Ctrl-C prints no traceback either: `main` installs its handler before it imports almost anything.
@@ -87,6 +87,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="kvref", description="Test LLM KV caches against the clauses of a specification.")
     parser.add_argument("--version", action=Version, nargs=0, help="show the version of kvref and its number of clauses")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    init = commands.add_parser(
+        "init",
+        help="write an adapter for your cache, in Python, C++, Rust or JavaScript",
+        description="Write an adapter for your cache into a new folder: it runs at once, and every operation is not offered. "
+        "You write the calls of your cache, one operation at a time. The README.md in the folder has the commands. "
+        "At a terminal, kvref asks for the family and the language if they are absent.",
+        epilog="exit status: 0 written, 2 could not run",
+    )
+    init.add_argument("--family", metavar="FAMILY", help="what the cache is: contiguous, paged, ... (docs/test-your-cache.md)")
+    init.add_argument("--language", metavar="LANGUAGE", help="python, cpp, rust or javascript")
+    init.add_argument(
+        "--layout", choices=("NHD", "HND"), default="NHD", help="axes of your arrays: tokens or heads first (default %(default)s)"
+    )
+    init.add_argument("-o", "--output", metavar="DIR", help="folder to write: new or empty (default FAMILY-LANGUAGE)")
     check = commands.add_parser(
         "check",
         help="judge an implementation against the clauses",

@@ -12,6 +12,7 @@ _FUNCTIONS = {
     "soak": "soak:soak_implementation",
     "search": "search:search_implementation",
     "replay": "replay:replay_trace",
+    "init": "init:write_adapter_project",
     "harness": "harness:test_harness",
     "vectors": "vectors:compare_vectors",
     "report": "report:make_report",
