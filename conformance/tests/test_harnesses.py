@@ -39,16 +39,8 @@ def javascript(folder):
     return f"node {shlex.quote(str(FOLDER / 'javascript/harness.mjs'))}"
 
 
-def needs_cpp():
-    needs("g++")
-    include = "#include <nlohmann/json.hpp>"
-    if subprocess.run(["g++", "-xc++", "-E", "-"], input=include, text=True, capture_output=True, check=False).returncode:
-        pytest.skip("no nlohmann/json.hpp here (apt install nlohmann-json3-dev)")
-
-
 def cpp(folder):
-    needs("cmake")
-    needs_cpp()
+    needs("cmake", "g++")
     build("cmake", "-S", str(FOLDER / "cpp"), "-B", str(folder))
     build("cmake", "--build", str(folder))
     return shlex.quote(str(folder / "harness"))
@@ -124,25 +116,12 @@ def test_the_vectors_hold_for_it(harness):
     assert len([each for each in held if each.verdict == "passed"]) >= 40
 
 
-@pytest.mark.parametrize("language", ["javascript", "cpp", "rust"])
-def test_the_first_harness_of_the_page_passes(language, tmp_path):
+def test_the_first_harness_of_the_page_passes(tmp_path):
+    needs("node")
     page = (FOLDER.parents[1] / "docs/write-a-harness.md").read_text(encoding="utf-8")
-    (code,) = re.findall(f"```{language}\n(.*?)```", page, flags=re.DOTALL)
-    if language == "javascript":
-        needs("node")
-        (tmp_path / "blocks.mjs").write_text(code)
-        command = "node blocks.mjs"
-    elif language == "rust":
-        needs("rustc")
-        shutil.copy(FOLDER / "rust/src/json.rs", tmp_path)
-        (tmp_path / "blocks.rs").write_text(code)
-        build("rustc", "--edition", "2021", "-O", str(tmp_path / "blocks.rs"), "-o", str(tmp_path / "blocks"))
-        command = "./blocks"
-    else:
-        needs_cpp()
-        (tmp_path / "blocks.cpp").write_text(code)
-        build("g++", "-std=c++17", str(tmp_path / "blocks.cpp"), "-o", str(tmp_path / "blocks"))
-        command = "./blocks"
+    (code,) = re.findall("```javascript\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "blocks.mjs").write_text(code)
+    command = "node blocks.mjs"
     for asked in (["harness", "--selftest", command], ["check", "--exec", command, "--clause", "BLOCK-*"]):
         run = [sys.executable, "-m", "kvref_conformance.cli", *asked]
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -170,7 +170,9 @@ def write_project(folder: Path, family: str, language: str, layout: str) -> Iter
         (folder / path).write_text(TEMPLATES.get_template(f"{template}.jinja").render(values), encoding="utf-8")
         yield path
     if language != "python":
-        shutil.copytree(sdk_folder(language), folder / "sdk", ignore=shutil.ignore_patterns("target", "Cargo.lock", "node_modules"))
+        shutil.copytree(
+            sdk_folder(language), folder / "sdk", ignore=shutil.ignore_patterns("target", "Cargo.lock", "node_modules")
+        )
         yield "sdk/"
 
 
