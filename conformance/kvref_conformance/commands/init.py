@@ -31,7 +31,7 @@ def _choice(option: str, given: str | None, choices: Sequence[str]) -> str:
     """An option's value. If it is absent, a person at a terminal is asked for it."""
     if given is None and sys.stdin.isatty():
         given = input(f"{option.strip('-')} ({', '.join(choices)}): ").strip()
-    if given not in choices:
+    if given is None or given not in choices:
         got = f", got {given!r}{suggest(given, choices)}" if given else ""
         raise CannotRun(f"{option}: expected one of {', '.join(choices)}{got}")
     return given
