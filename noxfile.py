@@ -139,7 +139,7 @@ def jax(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def harnesses(session: nox.Session) -> None:
-    """Builds and judges the harnesses in C++, Rust and JavaScript, and projects of `kvref init`. -rs lists those whose toolchain is not installed."""
+    """Judges the harnesses in C++, Rust and JavaScript, and `kvref init`. -rs lists those whose toolchain is not installed."""
     session.install(*PINNED, "-e", ".[dev]")
     files = ["conformance/tests/test_harnesses.py", "conformance/tests/test_init.py"]
     session.run("pytest", "-n", "0", "-rs", "-m", "harness", *files, *session.posargs)
