@@ -220,7 +220,7 @@ def moments(act):
 
 def test_an_alarm_at_any_moment_leaves_nothing_behind(alarms):
     handler = signal.getsignal(signal.SIGALRM)
-    for trace in moments(lambda: os.kill(os.getpid(), signal.SIGALRM)):
+    for trace in moments(lambda: signal.raise_signal(signal.SIGALRM)):
         sys.settrace(trace)
         try:
             with time_limit(100):
@@ -234,7 +234,7 @@ def test_an_alarm_at_any_moment_leaves_nothing_behind(alarms):
 def test_ctrl_c_at_any_moment_of_its_end_leaves_nothing_behind(alarms):
     handler = signal.getsignal(signal.SIGALRM)
     for moment in range(2, 9):  # from the second line on: the first line is `try`
-        trace, _ = at_line(moment, lambda: os.kill(os.getpid(), signal.SIGINT))
+        trace, _ = at_line(moment, lambda: signal.raise_signal(signal.SIGINT))
         try:
             with time_limit(100):
                 sys.settrace(trace)
