@@ -199,7 +199,6 @@ register_error_states(
     "KeyNotFound",
     "ShapeMismatch",
     "DtypeMismatch",
-    "NonFinite",
     "OutOfBlocks",
     "PositionOutOfRange",
 )
