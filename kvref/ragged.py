@@ -8,6 +8,8 @@ stores each row's tokens alone, which is what the others have to be equal to.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
@@ -38,7 +40,7 @@ class RaggedCache:
     def __init__(self, config: RaggedConfig, backend: Backend = reference) -> None:
         self.config = config
         self._backend = backend
-        none = backend.xp.zeros((config.num_kv_heads, 0, config.head_dim), dtype=backend.xp.float32)
+        none = backend.zeros((config.num_kv_heads, 0, config.head_dim), "float32")
         self._rows: list[tuple[Array, Array]] = [(none, none)] * config.batch_size  # [num_kv_heads, length, head_dim] each
 
     @property
@@ -130,7 +132,8 @@ class RaggedCache:
         parts = []
         for row, count in enumerate(counted):
             start = columns - count if left else 0
-            new_keys, new_values = (xp.asarray(part[row, :, start : start + count, :], copy=True) for part in (keys, values))
+            chosen = self._backend.asarray(np.arange(start, start + count))
+            new_keys, new_values = (xp.take(part[row, ...], chosen, axis=1) for part in (keys, values))  # copies
             parts.append((new_keys, new_values))
         return parts
 
