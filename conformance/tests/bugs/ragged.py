@@ -19,7 +19,7 @@ def append_puts_tokens_first(patch):
 
 @bug("RAGGED-01")
 def padding_on_the_right_is_stored(patch):
-    in_source(patch, NEW_ROWS, "start : start + count, :", "start:, :")
+    in_source(patch, NEW_ROWS, "np.arange(start, start + count)", "np.arange(start, columns)")
 
 
 @bug("RAGGED-01")
