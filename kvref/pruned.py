@@ -1,4 +1,4 @@
-"""The pruned cache: tokens are evicted by scores, in each head other ones (H2O, SnapKV, TOVA, StreamingLLM).
+"""The pruned cache: tokens are evicted by scores, separately in each head (H2O, SnapKV, TOVA, StreamingLLM).
 
 Row i of a head is its stored token with the i-th smallest position. All heads store the same number of tokens, so that keys and
 values are arrays [stored_tokens, num_kv_heads, head_dim], and `positions` tells which tokens they are. The caller computes the

@@ -42,7 +42,7 @@ class SparseCopiesBlocksWithoutIndexKeys(kvref.SparseCache):
             store.copy(sources, targets, self.config.block_size)
 
 
-@mutant("SPARSE-03", also="SPARSE-04")
+@mutant("SPARSE-03", also="SPARSE-04", seen_in="HKUSTDial/flash-sparse-attention#146")
 class SparseMasksAfterTheSelection(kvref.SparseCache):
     """The indexer chooses among all tokens, and later ones are masked: a query of a long prompt attends to too few tokens."""
 
@@ -57,7 +57,7 @@ class SparseMasksAfterTheSelection(kvref.SparseCache):
         return chosen
 
 
-@mutant("SPARSE-04", seen_in="HKUSTDial/flash-sparse-attention#138")
+@mutant("SPARSE-04")
 class SparseReadsUnusedColumns(kvref.SparseCache):
     """The kernel does not mask unused columns of the selection. Their -1 is the last token."""
 

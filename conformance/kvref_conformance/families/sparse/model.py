@@ -28,6 +28,7 @@ from kvref_conformance.oracle.expectations import (
     to_float32,
 )
 from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
+from kvref_conformance.oracle.shared_blocks import Used, count_used, expect_free_blocks
 
 SEEN = ("length", "read", "read_index")
 
@@ -64,6 +65,7 @@ class Sparse(ReferenceModel):
         self.index_dim, self.top_k = index_dim, top_k
         self.sequences: dict[int, SparseSequence] = {}
         self.copies: dict[int, list[Token]] = {}  # the offloaded tokens, by handle
+        self.groups = 0  # numbers of related sequences
         self.ids: dict[str, set[int]] = {"sequence": set(), "handle": set()}
 
     def observations(self) -> list[ReadCall]:
@@ -74,27 +76,20 @@ class Sparse(ReferenceModel):
 
     # Blocks.
 
-    def used(self, changed: Any = None, more: int = 0) -> tuple[int, int]:
+    def used(self, changed: Any = None, more: int = 0) -> Used:
         """The fewest and the most blocks that can be in use, with `more` tokens added to the sequence `changed`."""
-        blocks: dict[int, list[int]] = {}
-        for sequence, state in self.sequences.items():
-            count = len(state.tokens) + (more if sequence == changed else 0)
-            blocks.setdefault(state.relatives, []).append(self.filled(count))
-        return sum(map(max, blocks.values())), sum(map(sum, blocks.values()))
+        sequences = self.sequences.items()
+        return count_used(
+            (state.relatives, self.filled(len(state.tokens) + (more if id == changed else 0))) for id, state in sequences
+        )
 
     def filled(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
     def num_free_blocks(self) -> Expectation:
-        fewest, most = self.used()
-        if fewest == most:
-            return ExactValue(self.clause_of("num_free_blocks"), value=self.blocks - most)
-        low, high = max(0, self.blocks - most), self.blocks - fewest
-        return AnyOf(
-            self.clause_of("num_free_blocks"), range_text=f"a number in [{low}, {high}]", accepts=lambda ok: low <= ok <= high
-        )
+        return expect_free_blocks(self.clause_of("num_free_blocks"), self.blocks, self.used())
 
-    def block_errors(self, used: tuple[int, int], clause: str, then: Callable[[Any], None], expected: Expectation) -> Expectation:
+    def block_errors(self, used: Used, clause: str, then: Callable[[Any], None], expected: Expectation) -> Expectation:
         """The expectation of a call after which between `used[0]` and `used[1]` blocks are in use; `expected` if they suffice."""
         if used[0] > self.blocks:
             return self.expect_error([("OutOfBlocks", "SPARSE-08")])
@@ -121,9 +116,14 @@ class Sparse(ReferenceModel):
         text = "the id of no live sequence" if kind == "sequence" else "the handle of no copy"
         return AnyOf(clause, self.on_success(name, then), range_text=text, accepts=accepts)
 
+    def _open(self, id: int, tokens: list[Token]) -> None:
+        """Add a sequence without relatives. An implementation may reuse ids, so an id does not tell relatives apart."""
+        self.groups += 1
+        self.sequences[id] = SparseSequence(self.groups, tokens)
+
     def create(self) -> Expectation:
         def change(id: int) -> None:
-            self.sequences[id] = SparseSequence(id, [])
+            self._open(id, [])
 
         return self.new_id("SPARSE-01", "create", change)
 
@@ -257,7 +257,7 @@ class Sparse(ReferenceModel):
         tokens = list(self.copies[handle])
 
         def change(id: int) -> None:
-            self.sequences[id] = SparseSequence(id, tokens)
+            self._open(id, tokens)
 
         expected = self.new_id("SPARSE-07", "restore", change)
         fewest, most = (each + self.filled(len(tokens)) for each in self.used())

@@ -23,6 +23,7 @@ from kvref_conformance.oracle.expectations import (
     to_float32,
 )
 from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
+from kvref_conformance.oracle.shared_blocks import Used, count_used, expect_free_blocks
 
 CHANGES = ("draft", "accept", "reject", "append", "truncate", "drop")
 SEEN = ("length", "read", "positions", "ancestors", "num_free_blocks")
@@ -102,23 +103,15 @@ class Tree(ReferenceModel):
     def filled(self, state: TreeSequence, more: int = 0) -> int:
         return -(-(len(state.tokens) + len(state.nodes) + more) // self.size)
 
-    def used(self, changed: Any = None, more: int = 0) -> tuple[int, int]:
+    def used(self, changed: Any = None, more: int = 0) -> Used:
         """The fewest and the most blocks that can be in use. more: rows that are added to the sequence `changed`."""
-        blocks: dict[int, list[int]] = {}
-        for sequence, state in self.sequences.items():
-            blocks.setdefault(state.relatives, []).append(self.filled(state, more if sequence == changed else 0))
-        return sum(map(max, blocks.values())), sum(map(sum, blocks.values()))
+        sequences = self.sequences.items()
+        return count_used((state.relatives, self.filled(state, more if id == changed else 0)) for id, state in sequences)
 
     def num_free_blocks(self) -> Expectation:
-        fewest, most = self.used()
-        if fewest == most:
-            return ExactValue(self.clause_of("num_free_blocks"), value=self.blocks - most)
-        low, high = max(0, self.blocks - most), self.blocks - fewest
-        return AnyOf(
-            self.clause_of("num_free_blocks"), range_text=f"a number in [{low}, {high}]", accepts=lambda ok: low <= ok <= high
-        )
+        return expect_free_blocks(self.clause_of("num_free_blocks"), self.blocks, self.used())
 
-    def may_lack_blocks(self, used: tuple[int, int], expected: Expectation) -> Expectation:
+    def may_lack_blocks(self, used: Used, expected: Expectation) -> Expectation:
         """The expectation of a valid call after which at least used[0], and at most used[1] blocks are in use."""
         if used[0] > self.blocks:
             return self.expect_error([("OutOfBlocks", "TREE-10")])
