@@ -6,15 +6,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import run_kvref
 
 from kvref_conformance.adapter_project import FILES, check_layout, sdk_folder, write_project
 from kvref_conformance.calls.operation_table import operations
-from kvref_conformance.cli import main
 from kvref_conformance.drivers.json_client import JsonClient
 from kvref_conformance.families import names
 from kvref_conformance.runner.harness_selftest import run_selftest
@@ -302,15 +301,12 @@ def test_families_with_rare_types_compile(language, family, tmp_path):
         (["--family", "blocks", "--language", "cpp", "-o", "full"], "full: expected a new or empty folder"),
     ],
 )
-def test_a_wrong_option_is_one_line_and_writes_nothing(options, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdin", StringIO())
+def test_a_wrong_option_is_one_line_and_writes_nothing(options, said, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/kept.txt").write_text("kept")
-    assert main(["init", *options]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
-    assert said in printed.err
+    done = run_kvref("init", *options, folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["full", "full/kept.txt"]
 
 

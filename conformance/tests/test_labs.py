@@ -7,9 +7,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from commandline import run_kvref
 
 import kvref_labs
-from kvref_conformance.cli import main
 from kvref_conformance.commands.lab import KINDS, judge_lab, read_answers, write_student_folder
 from kvref_conformance.implementations import validate_implementation
 from kvref_conformance.runner.check_runner import CheckRunner
@@ -101,63 +101,59 @@ def test_the_numbers_count_up_and_every_lesson_has_a_lab():
     assert {lab.kind for lab in LABS} == {"write", "fix", "predict"}
 
 
-def test_a_student_works_on_a_cache(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["lab", "start", "4", "mine"]) == 0
-    assert main(["lab", "start", "4", "mine"]) == 2
-    assert "is not an empty folder" in capsys.readouterr().err
-    assert main(["lab", "check", "mine"]) == 1
-    said = capsys.readouterr().out
+@pytest.fixture
+def lab_command(tmp_path):
+    """Run `kvref lab` in an empty folder and check its exit status; the result is what it prints, with the errors at the end."""
+
+    def run(*arguments, status=0):
+        done = run_kvref("lab", *arguments, folder=tmp_path)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_a_student_works_on_a_cache(tmp_path, lab_command):
+    cache = tmp_path / "mine/cache.py"
+    lab_command("start", "4", "mine")
+    assert "is not an empty folder" in lab_command("start", "4", "mine", status=2)
+    said = lab_command("check", "mine", status=1)
     assert "broken  CONTIG-06" in said
     assert "got      21" in said
     assert "not solved: 5 of 7 clauses hold" in said
-    assert main(["lab", "solution", "mine"]) == 0
-    Path("mine/cache.py").write_text(capsys.readouterr().out)
-    assert main(["lab", "check", "mine"]) == 0
-    assert "solved. The next is lab 5" in capsys.readouterr().out
-    Path("mine/cache.py").write_text("class Cache\n")
-    assert main(["lab", "check", "mine"]) == 2
-    assert "SyntaxError" in capsys.readouterr().err
+    cache.write_text(lab_command("solution", "mine"))
+    assert "solved. The next is lab 5" in lab_command("check", "mine")
+    cache.write_text("class Cache\n")
+    assert "SyntaxError" in lab_command("check", "mine", status=2)
 
 
-def test_a_student_answers_questions(tmp_path, monkeypatch, capsys):
-    lab = QUIZZES[0]
+def test_a_student_answers_questions(tmp_path, lab_command):
+    lab, answers = QUIZZES[0], tmp_path / "answers.py"
     write_student_folder(lab, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert main(["lab", "check"]) == 1
-    assert "no answer" in capsys.readouterr().out
-    Path("answers.py").write_text(lab.text("solution.py").replace("2 * 32 * 8 * 128 * 2", "32 * 8 * 128 * 2"))
-    assert main(["lab", "check"]) == 1
-    said = capsys.readouterr().out
+    assert "no answer" in lab_command("check", status=1)
+    answers.write_text(lab.text("solution.py").replace("2 * 32 * 8 * 128 * 2", "32 * 8 * 128 * 2"))
+    said = lab_command("check", status=1)
     assert "wrong     question 1" in said
     assert "is not 65536" in said
     assert "131072" not in said.splitlines()[1]
-    Path("answers.py").write_text(lab.text("solution.py"))
-    assert main(["lab", "check"]) == 0
-    Path("answers.py").write_text("answers = [1]")
-    assert main(["lab", "check"]) == 2
-    assert "expected `answers = {1: ..., 2: ...}`" in capsys.readouterr().err
+    answers.write_text(lab.text("solution.py"))
+    lab_command("check")
+    answers.write_text("answers = [1]")
+    assert "expected `answers = {1: ..., 2: ...}`" in lab_command("check", status=2)
 
 
-def test_hints_are_shown_one_after_the_other(tmp_path, monkeypatch, capsys):
+def test_hints_are_shown_one_after_the_other(tmp_path, lab_command):
     lab = CACHES[0]
     write_student_folder(lab, tmp_path)
-    monkeypatch.chdir(tmp_path)
     for hint in lab.hints:
-        assert main(["lab", "hint"]) == 0
-        assert hint in capsys.readouterr().out
-    assert main(["lab", "hint"]) == 0
-    assert "no more hints" in capsys.readouterr().out
+        assert hint in lab_command("hint")
+    assert "no more hints" in lab_command("hint")
 
 
-def test_a_folder_without_a_lab_is_said_to_have_none(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["lab", "check"]) == 2
-    assert "no lab in" in capsys.readouterr().err
-    assert main(["lab", "start", "99"]) == 2
-    assert "no lab '99'" in capsys.readouterr().err
-    assert main(["lab", "list"]) == 0
-    said = capsys.readouterr().out
+def test_a_folder_without_a_lab_is_said_to_have_none(lab_command):
+    assert "no lab in" in lab_command("check", status=2)
+    assert "no lab '99'" in lab_command("start", "99", status=2)
+    said = lab_command("list")
     assert all(lab.name in said for lab in LABS)
 
 
