@@ -22,12 +22,17 @@ def right_answers(calls: Path) -> dict[int, Any]:
 
 
 def question(calls: str, number: int) -> tuple[str, int]:
-    """Return the expression that question `number` asks about, and its line in the text of calls.py."""
+    """Return question `number` and its line in the text of calls.py.
+
+    The question is the comment of its paragraph if that ends with a question mark, and else the expression that is asked for.
+    """
     start = f"ask({number}, "
-    for line, text in enumerate(calls.splitlines(), start=1):
-        if start in text:
-            return text.partition(start)[2].rpartition(")")[0], line
-    raise KeyError(number)
+    lines = calls.splitlines()
+    line = next(at for at, text in enumerate(lines) if start in text)
+    paragraph = "\n".join(lines[:line]).rpartition("\n\n")[2]
+    comment = " ".join(text.removeprefix("# ") for text in paragraph.splitlines() if text.startswith("# "))
+    expression = lines[line].partition(start)[2].rpartition(")")[0]
+    return comment if comment.endswith("?") else expression, line + 1
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,7 @@
   const held = (cache) => new Set(live(cache).flatMap(({ tables }) => tables.flat()).filter((block) => block >= 0)).size;
   const tier = (cache, name) => cache.tokens.filter((token) => token.tier === name).length;
   const sequence = (cache, id) => live(cache).find((each) => each.id === id);
+  const positions = ({ length, parents }) => parents.reduce((found, parent) => [...found, parent < 0 ? length : found[parent] + 1], []);
   const PAGES = {
     num_free_blocks: (cache) => cache.config.num_blocks - held(cache),
     length: (cache, args) => sequence(cache, args.sequence).lengths[args.layer],
@@ -30,8 +31,16 @@
     "engine.length": (one, args) => one.sessions.find((each) => each.live && each.id === args.session).tokens.length,
     "windowed.length": (cache) => cache.length,
     "recurrent.length": (cache, args) => sequence(cache, args.sequence).length,
+    "tree.length": (cache, args) => sequence(cache, args.sequence).length,
+    "tree.positions": (cache, args) => positions(sequence(cache, args.sequence)),
+    "ragged.length": (cache, args) => cache.rows[args.row].length,
+    "ragged.batch_size": (cache) => cache.rows.length,
+    "pruned.length": (cache) => cache.length,
+    "pruned.stored_tokens": (cache) => cache.heads[0].length,
+    "pruned.positions": (cache, args) => cache.heads[args.head],
     "recurrent.num_free_blocks": (cache) =>
-      cache.config.num_blocks - live(cache).length - cache.checkpoints.filter(({ users }) => users).length,
+      cache.config.num_blocks - live(cache).length - live(cache).filter(({ parts }) => parts).length
+        - cache.checkpoints.filter(({ users }) => users).length,
     "recurrent.match": (cache, _, { touched }) =>
       cache.checkpoints.find(({ id }) => touched.get([cache.id, "checkpoint", id].join("/")) === "found")?.length ?? 0,
     "pooled.total_tokens": (cache) => cache.next - cache.first,

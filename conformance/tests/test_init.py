@@ -292,11 +292,10 @@ def test_families_with_rare_types_compile(language, family, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--family", "pagd", "--language", "cpp"], "--family: expected one of "),
-        (["--family", "pagd", "--language", "cpp"], "got 'pagd': did you mean paged?"),
-        (["--family", "paged", "--language", "cobol"], "--language: expected one of python, cpp, rust, javascript, got 'cobol'"),
-        (["--language", "python"], "--family: expected one of "),
-        (["--family", "paged"], "--language: expected one of python, cpp, rust, javascript"),
+        (["--family", "pagd", "--language", "cpp"], "--family: got 'pagd': did you mean paged?; expected one of "),
+        (["--family", "paged", "--language", "cobol"], "--language: got 'cobol'; expected one of python, cpp, rust, javascript"),
+        (["--language", "python"], "--family is missing: one of "),
+        (["--family", "paged"], "--language is missing: one of python, cpp, rust, javascript. Example: kvref init "),
         (["--family", "blocks", "--language", "cpp", "--layout", "HND"], "--layout: the family blocks has no arrays"),
         (["--family", "blocks", "--language", "cpp", "-o", "full"], "full: expected a new or empty folder"),
     ],

@@ -37,7 +37,20 @@ def test_what_is_drawn_is_what_the_caches_answered(player):
         assert found["wrong"] == [], path.name
         family = path.stem.rpartition("-")[2] if path.parent.name == "checks" else path.stem.partition("-")[0]
         asked[family] = asked.get(family, 0) + found["asked"]
-    for family in ("paged", "prefix", "blocks", "contiguous", "quantized", "tiered", "buffers", "pooled", "engine"):
+    for family in (
+        "paged",
+        "prefix",
+        "blocks",
+        "contiguous",
+        "quantized",
+        "tiered",
+        "buffers",
+        "pooled",
+        "engine",
+        "tree",
+        "ragged",
+        "pruned",
+    ):
         assert asked[family] > 20, family
 
 
@@ -63,6 +76,9 @@ WORDS = {
     ("tiered", 4): "4 tokens; tail: 1 to 3, warm: 0.",
     ("tiered", 9): "10 tokens; tail: 9 to 11, warm: 6 to 8, store: 2 to 5; 2 evicted.",
     ("recurrent", 10): "2 of 5 blocks free. A has the state of 6 tokens, and can be truncated to 0, 2, 4 and 5.",
+    ("tree", 5): "A has 2 tokens and a tree with the paths 0–2, 1–3 and 1–4.",
+    ("ragged", 7): "Rows of 4 tokens, 3 tokens, 4 tokens, 2 tokens and 0 tokens.",
+    ("pruned", 4): "8 tokens, of which each head stores 4.",
     ("pooled", 7): "buffers: 1 buffer in use; free: 1 of 1 KiB. pooled: 3 tokens in 2 blocks; the oldest 2 were evicted.",
 }
 

@@ -9,6 +9,7 @@ from kvref_conformance.adapter_project import FILES, check_layout, write_project
 from kvref_conformance.exceptions import CannotRun, suggest
 from kvref_conformance.families import names
 
+EXAMPLE = "kvref init --family contiguous --language python"
 _LANGUAGE_NAMES = {"c++": "cpp", "js": "javascript", "py": "python"}
 
 
@@ -31,7 +32,8 @@ def _choice(option: str, given: str | None, choices: Sequence[str]) -> str:
     """An option's value. If it is absent, a person at a terminal is asked for it."""
     if given is None and sys.stdin.isatty():
         given = input(f"{option.strip('-')} ({', '.join(choices)}): ").strip()
-    if given is None or given not in choices:
-        got = f", got {given!r}{suggest(given, choices)}" if given else ""
-        raise CannotRun(f"{option}: expected one of {', '.join(choices)}{got}")
+    if not given:
+        raise CannotRun(f"{option} is missing: one of {', '.join(choices)}. Example: {EXAMPLE}")
+    if given not in choices:
+        raise CannotRun(f"{option}: got {given!r}{suggest(given, choices)}; expected one of {', '.join(choices)}")
     return given

@@ -149,11 +149,11 @@ def _judge_clause(judge: CheckRunner, clause: Clause, checks: list[Check]) -> Re
 
 
 def _explain(result: Result, run_options: RunOptions) -> str:
-    """What is wrong: the shortest calls that show the failure, or what is missing."""
+    """What is wrong: what is not written or missing, or else the shortest calls that show the failure."""
     for failure in shown_failures(result):
-        lines = failure_text(failure, run_options, ()).splitlines()[1:]  # without the heading
         if failure.check["got"].startswith("NotImplementedError"):
-            lines.append(f"  not written yet: {failure.check['where']}")
+            return f"  not written yet: {failure.check['where']}"
+        lines = failure_text(failure, run_options, ()).splitlines()[1:]  # without the heading
         return "\n".join(line for line in lines if not line.startswith(_LEFT_OUT))
     return f"  it cannot be judged, because this is missing: {', '.join(result['missing'])}"
 
@@ -163,14 +163,14 @@ def _check_answers(lab: Lab, folder: Path, console: Console) -> bool:
     calls, right = lab.text("calls.py"), quiz.right_answers(lab.folder / "calls.py")
     wrong = 0
     for number, expected in right.items():
-        expression, line = quiz.question(calls, number)
-        asked = f"question {number}, line {line} of calls.py: {expression}"
+        question, line = quiz.question(calls, number)
+        name = f"question {number}, line {line} of calls.py"
         if answers.get(number) is None:
-            console.print(Text(f"  no answer {asked}", style="yellow"), soft_wrap=True)
+            console.print(Text(f"  no answer {name}: {question}", style="yellow"), soft_wrap=True)
         elif quiz.plain(answers[number]) == expected:
-            console.print(Text(f"  right     {asked} is {expected}", style="green"), soft_wrap=True)
+            console.print(Text(f"  right     {name}: {expected}", style="green"), soft_wrap=True)
         else:
-            console.print(Text(f"  wrong     {asked} is not {answers[number]}", style="red"), soft_wrap=True)
+            console.print(Text(f"  wrong     {name}: not {answers[number]}. {question}", style="red"), soft_wrap=True)
             wrong += 1
     left = sum(answers.get(number) is None for number in right)
     if wrong or left:
@@ -218,7 +218,9 @@ def _help(lab: Lab) -> str:
 
 def _next_lab(lab: Lab) -> str:
     following = [each for each in kvref_labs.all_labs() if each.number == lab.number + 1]
-    return f"The next is lab {following[0].number}: {following[0].title}" if following else "This is the last lab"
+    if not following:
+        return "This is the last lab"
+    return f"The next is lab {following[0].number}, {following[0].title}: cd ..; kvref lab start {following[0].number}"
 
 
 def _lab_called(name: str) -> Lab:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = [
-    f"player/{name}.js" for name in ("trace", "families", "paged", "worlds", "pictures", "windowed", "recurrent", "player")
+    f"player/{name}.js"
+    for name in ("trace", "families", "paged", "worlds", "pictures", "windowed", "recurrent", "rows", "player")
 ]  # in the order in which they depend on each other
 STYLES = ["player/player.css"]
 

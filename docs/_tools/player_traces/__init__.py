@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kvref_conformance.runner.zoo_report import judge_member
-from player_traces import caches, recurrent, sharing, windows
+from player_traces import caches, recurrent, rows, sharing, windows
 from player_traces.recorder import TraceRecorder
 
 SCRIPTS = {
@@ -11,6 +11,7 @@ SCRIPTS = {
     "sharing": sharing.record_sharing, "truncation": sharing.record_truncation, "prefixes": sharing.record_prefixes,
     "quantized": caches.record_quantized, "tiered": caches.record_tiered, "windows": windows.record_windows,
     "recurrent": recurrent.record_recurrent, "pooled": caches.record_pooled, "canary": caches.record_canary,
+    "tree": rows.record_tree, "ragged": rows.record_ragged, "pruned": rows.record_pruned,
 }  # fmt: skip
 ZOO_MEMBERS = (
     "blocks-freed-twice", "paged-reads-past-the-length", "quantized-drops-its-scale", "tiered-wraps-one-early",

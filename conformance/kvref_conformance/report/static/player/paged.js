@@ -15,7 +15,7 @@
 
     create(cache, _, { reply }) {
       const tables = fill(cache.config.num_layers, []), lengths = fill(cache.config.num_layers, 0);
-      const told = { salt: "", tokens: [], keys: [] };
+      const told = { salt: "", adapter: "", media: [], tokens: [], keys: [] };
       const made = { id: reply.ok, number: cache.sequences.length, live: true, tables, lengths, told };
       cache.sequences.push(made);
       return made;
@@ -274,24 +274,30 @@
   function forget(cache, { told }, length) {
     told.tokens.splice(length);
     told.keys.splice(entryOf(cache, length));
+    told.media = told.media.filter(([start]) => start < length).map(([start, stop, content]) => [start, Math.min(stop, length), content]);
   }
 
   const list = (told) => (isArray(told) ? numbers(told) : told);
 
-  // The keys of the full blocks of tokens. A key is a number for the tokens of a block and the key of the block before it.
-  function keysOf(cache, salt, told) {
+  // The keys of the full blocks of tokens. A key is a number for the tokens and media of a block and the key of the block before it.
+  function keysOf(cache, { salt, adapter, media }, told) {
     const { block_size } = cache.config;
-    let before = JSON.stringify(salt);
+    let before = JSON.stringify([salt, adapter]);
     return range(0, entryOf(cache, told.length)).map((entry) => {
-      const words = `${before}:${told.slice(entry * block_size, (entry + 1) * block_size)}`;
+      const first = entry * block_size, next = first + block_size;
+      const within = media.filter(([start, stop]) => start < next && stop > first)
+        .map(([start, stop, content]) => [start - first, Math.min(stop, next) - first, content]);
+      const words = `${before}:${told.slice(first, next)}:${JSON.stringify(within)}`;
       if (!cache.keys.has(words)) cache.keys.set(words, cache.keys.size);
       before = cache.keys.get(words);
       return before;
     });
   }
 
-  function hit(cache, told, salt) { // the longest prefix in cached blocks, but never all tokens (PREFIX-01)
-    const copies = keysOf(cache, salt, told.slice(0, -1)).map((key) => cache.copies.get(key)?.[0]);
+  const promptOf = ({ salt = "", adapter = "", media = [] }) => ({ salt, adapter, media }); // what a key contains beside tokens
+
+  function hit(cache, told, prompt) { // the longest prefix in cached blocks, but never all tokens (PREFIX-01)
+    const copies = keysOf(cache, prompt, told.slice(0, -1)).map((key) => cache.copies.get(key)?.[0]);
     const none = copies.findIndex((copy) => !copy);
     return none < 0 ? copies : copies.slice(0, none);
   }
@@ -299,8 +305,8 @@
   const prefix = {
     ...paged,
 
-    begin(cache, { tokens: given, salt = "" }, context) {
-      const told = list(given), sequence = paged.create(cache, {}, context), copies = hit(cache, told, salt);
+    begin(cache, { tokens: given, ...names }, context) {
+      const told = list(given), sequence = paged.create(cache, {}, context), prompt = promptOf(names), copies = hit(cache, told, prompt);
       for (const copy of copies) {
         copy.blocks.forEach((block, layer) => {
           hold(cache, sequence, layer, block);
@@ -308,19 +314,19 @@
         });
       }
       sequence.lengths.fill(copies.length * cache.config.block_size);
-      sequence.told = { salt, tokens: told.slice(0, sequence.lengths[0]), keys: copies.map(({ key }) => key) };
+      sequence.told = { ...prompt, tokens: told.slice(0, sequence.lengths[0]), keys: copies.map(({ key }) => key) };
       ensure(cache, sequence, entries(cache, told.length), context);
     },
 
-    match(cache, { tokens: told, salt = "" }, { touch }) {
-      for (const { blocks } of hit(cache, list(told), salt)) blocks.forEach((block) => touch("found", cache.id, block));
+    match(cache, { tokens: told, ...names }, { touch }) {
+      for (const { blocks } of hit(cache, list(told), promptOf(names))) blocks.forEach((block) => touch("found", cache.id, block));
     },
 
     commit(cache, { sequence, tokens: given }, { touch }) {
       const found = find(cache, sequence), told = list(given);
       if (!found || told.length <= found.told.tokens.length) return;
       found.told.tokens = [...told];
-      keysOf(cache, found.told.salt, told).forEach((key, entry) => {
+      keysOf(cache, found.told, told).forEach((key, entry) => {
         if (entry < found.told.keys.length) return;
         const copy = { key, blocks: found.tables.map((table) => table[entry]) };
         found.told.keys.push(key);

@@ -9,7 +9,8 @@
   const live = (cache) => cache.sequences.filter((each) => each.live);
   const find = (cache, id) => live(cache).find((each) => each.id === id);
   const owned = (cache) => cache.checkpoints.filter(({ users }) => users > 0);
-  const used = (cache) => live(cache).length + owned(cache).length;
+  const loading = (cache) => live(cache).filter(({ parts }) => parts); // a block has the parts loaded up to now (RECUR-17)
+  const used = (cache) => live(cache).length + owned(cache).length + loading(cache).length;
   const evictable = (cache) => cache.released.length;
 
   function take(cache) { // a block, that of the checkpoint that was released first if no other is free (RECUR-14)
@@ -118,13 +119,20 @@
     read_inputs: look,
     read_matrix: look,
     apply: look,
-    save(cache, { sequence }, context) {
-      keep(context, find(cache, sequence).length);
+    save(cache, { sequence, layers, heads }, context) {
+      const { num_layers, num_heads } = cache.config;
+      keep(context, { length: find(cache, sequence).length, layers: layers ?? [0, num_layers], heads: heads ?? [0, num_heads] });
     },
     load(cache, { sequence }, context) {
-      const found = find(cache, sequence);
+      const found = find(cache, sequence), { length, layers, heads } = kept(context), all = cache.config.num_layers * cache.config.num_heads;
+      const loaded = range(...layers).flatMap((layer) => range(...heads).map((head) => `${layer}/${head}`));
+      if (loaded.length < all) {
+        if (!found.parts) take(cache);
+        found.parts = [...new Set([...(found.parts ?? []), ...loaded])];
+        if (found.parts.length < all) return;
+      }
       release(cache, found, Object.keys(found.has).map(Number));
-      Object.assign(found, { length: kept(context), told: [], drafts: [0, 0] });
+      Object.assign(found, { length, told: [], drafts: [0, 0], parts: null });
       context.touch("written", cache.id, found.number);
     },
   };
