@@ -61,7 +61,7 @@
       const nodes = live(cache).filter(({ parents }) => parents.length).map((sequence) =>
         box(`tree of ${letter(sequence.number)} · node: position, parent`, hue(sequence.number), element("span", "kv-cells",
           ...sequence.parents.map((parent, node) => cell(`${node}: ${position(sequence, node)}, ${parent < 0 ? "–" : parent}`,
-            "kv-wide", hue(sequence.number), mark(world, cache.id, sequence.number, "node", node))))));
+            hue(sequence.number), mark(world, cache.id, sequence.number, "node", node))))));
       return [stacked(committed, world, cache.id), element("div", "kv-boxes", ...nodes.slice(0, MOST)),
         more(committed.length + nodes.length - MOST)];
     },
