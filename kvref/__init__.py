@@ -13,6 +13,7 @@ from kvref.block_tables import BlockTables
 from kvref.buffers import Buffer, BufferPool
 from kvref.channels import ChannelCache, ChannelConfig
 from kvref.contiguous import ContiguousCache, ContiguousConfig
+from kvref.cross import CrossCache, CrossConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
 from kvref.grouped import GroupedCache, GroupedConfig
 from kvref.host_store import HostBlocks, HostStore
@@ -47,6 +48,8 @@ __all__ = [
     "ChannelConfig",
     "ContiguousCache",
     "ContiguousConfig",
+    "CrossCache",
+    "CrossConfig",
     "Format",
     "GroupedCache",
     "GroupedConfig",

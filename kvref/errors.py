@@ -108,6 +108,14 @@ class ExportNotFound(KVRefError):
     """An unknown export: never created, or already released (TRANSFER-10)."""
 
 
+class SourceNotWritten(KVRefError):
+    """A source of cross-attention is read before it was written (CROSS-02)."""
+
+
+class SourceAlreadyWritten(KVRefError):
+    """A source of cross-attention is written a second time (CROSS-03)."""
+
+
 class RowOutOfRange(KVRefError):
     """A row that the batch does not have (EDIT-09)."""
 
