@@ -18,6 +18,7 @@ MOST_FORMATS = tuple(name for name in FORMATS if name not in (*STATIC_FORMATS, *
 CONFIGS: dict[str, Any] = {
     "channels": kvref.ChannelConfig,
     "contiguous": kvref.ContiguousConfig,
+    "cross": kvref.CrossConfig,
     "grouped": kvref.GroupedConfig,
     "latent": kvref.LatentConfig,
     "paged": kvref.PagedConfig,

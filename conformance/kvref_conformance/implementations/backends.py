@@ -113,6 +113,9 @@ class OnBackend:
     def tree(self, **config: Any) -> kvref.TreeCache:
         return kvref.TreeCache(kvref.TreeConfig(**config), self.backend)
 
+    def cross(self, **config: Any) -> kvref.CrossCache:
+        return kvref.CrossCache(kvref.CrossConfig(**config), self.backend)
+
     def offload(self, capacity: int) -> kvref.HostStore:
         return kvref.HostStore(capacity)
 
