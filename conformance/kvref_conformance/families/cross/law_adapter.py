@@ -76,7 +76,13 @@ class CrossLawAdapter(LawAdapter):
         rows = self.config["batch_size"]
         yield from (("trim", ([count] * rows,)) for count in (*NEGATIVE, LARGEST_JSON_INTEGER, self.room()))
         yield from (("filter", ([row] * rows,)) for row in (*NEGATIVE, LARGEST_JSON_INTEGER, rows))
-        yield from (("length", (-1,)), ("read", (rows,)), ("trim", ([1] * (rows + 1),)), ("clear", (rows,)), ("read_source", (0,)))
+        yield from (
+            ("length", (-1,)),
+            ("read", (rows,)),
+            ("trim", ([1] * (rows + 1),)),
+            ("clear", (rows,)),
+            ("read_source", (0,)),
+        )
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"max_tokens": tokens}

@@ -51,7 +51,9 @@ class CrossStateMachine(FamilyStateMachine):
     def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
         self.edited = self.objects[0]
         return {
-            "write_source": lambda number: self.write_source(number, self.numbers(number) * MOST_ROWS, 7.0, number // 4, "uneven"),
+            "write_source": lambda number: self.write_source(
+                number, self.numbers(number) * MOST_ROWS, 7.0, number // 4, "uneven"
+            ),
             "append": lambda number: self.append(self.numbers(number) * MOST_ROWS, 7.0, number // 4, "uneven"),
             "trim": lambda number: self.trim(self.numbers(number) * MOST_ROWS, 0),
             "filter": lambda number: self.filter([number, 1, 0][: 1 + number % 3]),
