@@ -1,7 +1,7 @@
 """The cache of a decoder with cross-attention: tokens of the decoder, and beside them the source that every query of a row reads.
 
-An encoder computes its outputs once per request. Their keys and values in one layer of the decoder are the *source* of a row: they are
-written once, have no positions, and are not masked causally. The tokens that the decoder generates are those of a ragged batch.
+An encoder computes its outputs once per request. Their keys and values in one layer of the decoder are the *source* of a row:
+they are written once, have no positions, and are not masked causally. The tokens of the decoder are those of a ragged batch.
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,8 @@ class CrossCache:
     def write_source(self, rows: Sequence[int], keys: Array, values: Array, counts: Sequence[int] | None = None) -> None:
         """Write the source of each row in `rows`: the first counts[i] columns of keys and values for rows[i] (CROSS-01).
 
-        keys, values: [len(rows), num_kv_heads, n, head_dim]. counts: one integer in [0, n] per row of the arrays, n by default. The
-        other columns are padding, which is not stored.
+        keys, values: [len(rows), num_kv_heads, n, head_dim]. counts: one integer in [0, n] per row of the arrays, n by default.
+        The other columns are padding, which is not stored.
 
         Raises RowOutOfRange, ShapeMismatch, DtypeMismatch, PositionOutOfRange, CapacityExceeded if a source would have more than
         max_source entries, or SourceAlreadyWritten, also if a row repeats (CROSS-03).

@@ -83,7 +83,7 @@ def _pad(part: Any) -> Any:
 
 @mutant("CROSS-06", also="CROSS-05", seen_in="facebookresearch/fairseq2#307")
 class CrossSourcesAreNotReordered(kvref.CrossCache):
-    """Sources are selected only if the number of rows changes: beams of one request have the same source, but other rows do not."""
+    """Sources are selected only if the number of rows changes, as if all rows were beams of one request."""
 
     def filter(self, rows: Any) -> None:
         before = self._sources
@@ -94,7 +94,7 @@ class CrossSourcesAreNotReordered(kvref.CrossCache):
 
 @mutant("CROSS-07", also="CROSS-06", seen_in="ggml-org/whisper.cpp#3941")
 class CrossOldEntriesFollowAShorterSource(kvref.CrossCache):
-    """A source is read with the length of the longest one that was written to the row: a shorter one is followed by old entries."""
+    """A source is read with the length of the former one if it is shorter: old entries follow it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -430,6 +430,35 @@ class Tree(Picky, kvref.TreeCache):
         return super().attend(sequence, nodes, query, scale)
 
 
+class Cross(Picky, kvref.CrossCache):
+    def of_entries(self, rows: int, most: int, start: Any, keys: Any, values: Any, counts: Any) -> Wrong:
+        shape = rows, self.config.num_kv_heads, None, self.config.head_dim
+        columns = count_of(shape, keys, values)
+        counted = [columns] * rows if counts is None else list(counts)
+        wrong = when(any(not 0 <= count <= columns for count in counted), errors.PositionOutOfRange)
+        wrong += when(len(counted) != rows, errors.ShapeMismatch)
+        if not wrong:
+            wrong += when(any(old + new > most for old, new in zip(start, counted, strict=True)), errors.CapacityExceeded)
+        finite = all(array.dtype == np.float64 or np.isfinite(array).all() for array in (keys, values))
+        shaped = of_arrays(shape, keys, values)
+        return wrong + [error for error in shaped if error is not errors.NonFinite or not (finite or counts)]
+
+    def write_source(self, rows: Any, keys: Any, values: Any, counts: Any = None) -> None:
+        known = [row for row in rows if 0 <= row < self.batch_size]
+        written = any(self._sources[row] is not None for row in known) or len(set(known)) < len(known)
+        self.refuse(
+            self.of_entries(len(rows), self.config.max_source, [0] * len(rows), keys, values, counts),
+            when(len(known) < len(rows), errors.RowOutOfRange),
+            when(written, errors.SourceAlreadyWritten),
+        )
+        super().write_source(rows, keys, values, counts)
+
+    def append(self, keys: Any, values: Any, counts: Any = None) -> None:
+        lengths = [self.length(row) for row in range(self.batch_size)]
+        self.refuse(self.of_entries(self.batch_size, self.config.max_tokens, lengths, keys, values, counts))
+        super().append(keys, values, counts)
+
+
 class Implementation(OnBackend):
     """pick: selects which error of a call to raise."""
 
@@ -470,6 +499,9 @@ class Implementation(OnBackend):
 
     def transfer(self, **config: Any) -> Any:
         return self._made(Transfer(kvref.TransferConfig(**config)))
+
+    def cross(self, **config: Any) -> Any:
+        return self._made(Cross(kvref.CrossConfig(**config)))
 
     def ragged(self, **config: Any) -> Any:
         return self._made(Ragged(kvref.RaggedConfig(**config)))

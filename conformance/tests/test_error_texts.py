@@ -56,6 +56,13 @@ def ragged():
     return cache
 
 
+def crossed():
+    """Two rows, of which the first has a source of one entry."""
+    cache = kvref.CrossCache(kvref.CrossConfig(batch_size=2, num_kv_heads=1, head_dim=2, max_tokens=4, max_source=3))
+    cache.write_source([0], *2 * [np.ones((1, 1, 1, 2), np.float32)])
+    return cache
+
+
 def transferring():
     """A sequence of three tokens with an export, an open transfer of which one row of 24 has arrived, and an aborted one."""
     sizes = {"num_blocks": 8, "num_layers": 2, "num_kv_heads": 4, "head_dim": 2, "block_size": 4}
@@ -245,6 +252,26 @@ WORDS = [
         lambda: ragged().append(*2 * [np.ones((2, 1, 3, 2), np.float32)]),
         errors.CapacityExceeded,
         "append: expected at most 4 tokens in a row, got 5",
+    ),
+    (
+        lambda: crossed().read_source(1),
+        errors.SourceNotWritten,
+        "row 1 has no source: write it first, with 0 entries if there is none",
+    ),
+    (
+        lambda: crossed().write_source([0], *2 * [np.ones((1, 1, 1, 2), np.float32)]),
+        errors.SourceAlreadyWritten,
+        "row 0 already has a source: clear the row before another one is written",
+    ),
+    (
+        lambda: crossed().write_source([1], *2 * [np.ones((1, 1, 4, 2), np.float32)]),
+        errors.CapacityExceeded,
+        "write_source: expected at most 3 entries in a source, got 4",
+    ),
+    (
+        lambda: crossed().write_source([1], *2 * [np.ones((1, 1, 1, 2), np.float32)], [1, 1]),
+        errors.ShapeMismatch,
+        "counts: expected 1 counts, one per row, got 2",
     ),
     (lambda: transferring().commit(0), errors.TransferIncomplete, "transfer 0: 23 of 24 rows are missing"),
     (lambda: transferring().commit(1), errors.TransferNotFound, "no open transfer 1 (1 transfers are open)"),

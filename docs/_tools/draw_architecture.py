@@ -31,6 +31,7 @@ PARTS = {
         "recurrent.py": "states of layers without attention", "pruned.py": "tokens evicted by scores",
         "sparse.py": "attention to tokens that an index chooses",
         "ragged.py": "rows of different lengths",
+        "cross.py": "sources of cross-attention",
         "tree.py": "drafts with parents",
         "block_pool.py": "free blocks and references", "block_tables.py": "blocks per sequence and layer",
         "buffers.py": "buffer pool with five sizes",

@@ -30,6 +30,10 @@ SUBSETS = {
     "pruned": ("append prune read", "append prune attend read positions length"),
     "sparse": ("create append read select", "create append read read_index select attend drop fork length"),
     "ragged": ("append read filter", "append read filter length extend trim attend"),
+    "cross": (
+        "write_source read_source attend_source append read filter",
+        "write_source read_source attend_source append read filter length trim clear",
+    ),
     "sharded": ("append read attend length", "append read_rank heads positions"),
     "tree": ("draft positions ancestors create append", "create append draft attend accept reject read num_free_blocks"),
     "transfer": (

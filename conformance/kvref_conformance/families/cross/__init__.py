@@ -23,12 +23,13 @@ FAMILY = Family(
 )
 
 # The errors that the specification requires of each operation. The factory raises ConfigError.
+_TOKENS = "ShapeMismatch DtypeMismatch NonFinite PositionOutOfRange CapacityExceeded"
 ERRORS: dict[str, str] = {
-    "write_source": "RowOutOfRange ShapeMismatch DtypeMismatch NonFinite PositionOutOfRange CapacityExceeded SourceAlreadyWritten",
+    "write_source": f"RowOutOfRange {_TOKENS} SourceAlreadyWritten",
     "source_length": "RowOutOfRange SourceNotWritten",
     "read_source": "RowOutOfRange SourceNotWritten",
     "attend_source": "ShapeMismatch DtypeMismatch SourceNotWritten",
-    "append": "ShapeMismatch DtypeMismatch NonFinite PositionOutOfRange CapacityExceeded",
+    "append": _TOKENS,
     "trim": "ShapeMismatch PositionOutOfRange",
     "length": "RowOutOfRange",
     "read": "RowOutOfRange",

@@ -122,7 +122,9 @@ class CrossStateMachine(FamilyStateMachine):
 
     @precondition(lambda self: self.objects)
     @rule(
-        name=st.sampled_from(("write_source", "append", "trim", "filter", "clear", "read", "read_source", "length", "source_length")),
+        name=st.sampled_from(
+            ("write_source", "append", "trim", "filter", "clear", "read", "read_source", "length", "source_length")
+        ),
         wrong=st.sampled_from(("more", "fewer", "large", "negative")),
     )  # fmt: skip
     def call_with_an_invalid_number(self, name: str, wrong: str) -> None:
