@@ -101,7 +101,7 @@ def rows_before_the_refused_one_are_written(patch):
 
     def one_by_one(self, rows, keys, values, counts=None):
         if counts is not None and len(counts) != len(rows):
-            return write(self, rows, keys, values, counts)
+            write(self, rows, keys, values, counts)
         for at, row in enumerate(rows):
             write(self, [row], keys[at : at + 1], values[at : at + 1], None if counts is None else [counts[at]])
 
@@ -174,8 +174,9 @@ def attention_reads_the_first_source(patch):
 
 @bug("CROSS-05")
 def attention_reads_tokens_too(patch):
-    in_source(patch, ATTEND, "[self._source(row) for row in range(self.batch_size)]",
-              "[tuple(xp.concat(p, axis=1) for p in zip(self._source(row), self.read(row))) for row in range(len(query))]")  # fmt: skip
+    in_source(
+        patch, ATTEND, "*pair)", "*[xp.concat(parts, axis=1) for parts in zip(pair, self.read(row))])"
+    )  # fmt: skip
 
 
 @bug("CROSS-05")

@@ -29,7 +29,7 @@ LOUD = 1e4  # padding that dominates attention if it is seen
 
 
 class CrossFixture(Session):
-    """A cache, and the source and tokens of each of its rows, [n, num_kv_heads, head_dim] each. A row without a source has None."""
+    """A cache, and the source (or None) and the tokens of each of its rows, [n, num_kv_heads, head_dim] each."""
 
     def __init__(self, subject: Subject, *sources: int | None, **sizes: int) -> None:
         """Creates a cache and writes sources of these lengths, those that are not None. Rows beyond the limits are left out."""
