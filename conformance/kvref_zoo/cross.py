@@ -69,7 +69,7 @@ class CrossPaddingIsNotMasked(kvref.CrossCache):
 
     def attend_source(self, query: Any, scale: float | None = None) -> Any:
         sources = self._sources
-        self._sources = [source and tuple(_pad(part) for part in source) for source in sources]  # type: ignore[misc]
+        self._sources = [source and tuple(_pad(part) for part in source) for source in sources]
         try:
             return super().attend_source(query, scale)
         finally:

@@ -14,10 +14,10 @@ from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
 # Methods that change nothing. Attributes change nothing either.
 READS = frozenset((
-    "ancestors", "apply", "attend", "block_table", "block_tables", "gather", "gather_batch", "heads", "length", "lengths",
-    "lookup", "match", "num_bytes", "places", "positions", "raw", "read", "read_head", "read_index", "read_inputs", "read_matrix",
-    "read_rank", "read_token", "read_tokens", "records", "references", "save", "select", "send", "slot_mapping", "stats",
-    "tier_of", "values",
+    "ancestors", "apply", "attend", "attend_source", "block_table", "block_tables", "gather", "gather_batch", "heads",
+    "length", "lengths", "lookup", "match", "num_bytes", "places", "positions", "raw", "read", "read_head",
+    "read_index", "read_inputs", "read_matrix", "read_rank", "read_source", "read_token", "read_tokens", "records",
+    "references", "save", "select", "send", "slot_mapping", "source_length", "stats", "tier_of", "values",
 ))  # fmt: skip
 ENDS = frozenset(("drop", "close", "free", "release", "reset", "clear", "fence"))  # any sequence can reuse the memory
 # The state of the sequences or of their object, by an operation that came earlier.

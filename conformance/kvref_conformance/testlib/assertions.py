@@ -62,6 +62,11 @@ def default_scale(subject: Subject) -> float:
     return 2.5 / subject.dim
 
 
+def unstated_scale(subject: Subject) -> float:
+    """The scale of an attention call without one: 1 / sqrt(head_dim)."""
+    return float(subject.dim**-0.5)
+
+
 def keys_loud_at_view_ends(count: int, heads: int, dim: int, views: Sequence[NDArray]) -> NDArray:
     """Keys float32 [count, heads, dim] for which attention changes clearly if a view has one token too many or too few.
 

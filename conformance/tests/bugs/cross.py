@@ -401,3 +401,15 @@ def the_second_filter_after_a_clear_swaps_sources(patch):
 
     patch.setattr(CrossCache, "clear", counting)
     patch.setattr(CrossCache, "filter", filter)
+
+
+@bug("CROSS-05")
+def without_a_scale_it_is_1_over_head_dim(patch):
+    attend = CrossCache.attend_source
+
+    def scaled(self, *given, **named):
+        if len(given) <= 1 and named.get("scale") is None:
+            named["scale"] = 1 / self.config.head_dim
+        return attend(self, *given, **named)
+
+    patch.setattr(CrossCache, "attend_source", scaled)

@@ -240,3 +240,37 @@ def truncate_to_an_evicted_position_removes_one_token_more(patch):
             self._keep(np.repeat(np.arange(self.stored_tokens - 1)[:, None], self.config.num_kv_heads, axis=1))
 
     patch.setattr(PrunedCache, "truncate", more)
+
+
+@bug("PRUNED-02")
+def scores_are_compared_in_half_precision(patch):
+    in_source(patch, PRUNE, "by_rank = given.copy()", "by_rank = given.clip(-6e4, 6e4).astype(np.float16).astype(np.float32)")
+
+
+@bug("PRUNED-05")
+def without_a_scale_it_is_1_over_head_dim(patch):
+    attend = PrunedCache.attend
+
+    def scaled(self, *given, **named):
+        if len(given) <= 1 and named.get("scale") is None:
+            named["scale"] = 1 / self.config.head_dim
+        return attend(self, *given, **named)
+
+    patch.setattr(PrunedCache, "attend", scaled)
+
+
+@bug("PRUNED-05")
+def nan_in_a_later_token_reaches_every_query(patch):
+    attend = PrunedCache.attend
+
+    def masked_by_zero_weights(self, query, scale=None, causal=False):
+        out = attend(self, query, scale, causal)
+        return out + 0 * self._values.sum() if causal else out
+
+    patch.setattr(PrunedCache, "attend", masked_by_zero_weights)
+
+
+@bug("PRUNED-06")
+def positions_are_bytes(patch):
+    positions = PrunedCache.positions
+    patch.setattr(PrunedCache, "positions", lambda self, head: [each % 256 for each in positions(self, head)])

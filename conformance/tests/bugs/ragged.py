@@ -396,3 +396,15 @@ def attention_after_a_trim_sees_the_last_removed_token(patch):
 
     patch.setattr(RaggedCache, "trim", keeping)
     patch.setattr(RaggedCache, "attend", seeing)
+
+
+@bug("RAGGED-04")
+def without_a_scale_it_is_1_over_head_dim(patch):
+    attend = RaggedCache.attend
+
+    def scaled(self, *given, **named):
+        if len(given) <= 1 and named.get("scale") is None:
+            named["scale"] = 1 / self.config.head_dim
+        return attend(self, *given, **named)
+
+    patch.setattr(RaggedCache, "attend", scaled)

@@ -227,3 +227,29 @@ def append_reserves_a_block_for_the_next_token(patch):
 @bug("SPARSE-08")
 def restore_without_room_keeps_its_sequence(patch):
     in_source(patch, RESTORE, "self.drop(sequence)", "self.append(sequence, keys[:1], values[:1], index_keys[:1, 0, :])")
+
+
+@bug("SPARSE-02")
+def the_fifth_index_head_is_ignored(patch):
+    select = SparseCache.select
+
+    def of_four_heads(self, sequence, queries, weights, *causal):
+        return select(self, sequence, queries[:, :4], weights[:, :4], *causal)
+
+    patch.setattr(SparseCache, "select", of_four_heads)
+
+
+@bug("SPARSE-04")
+def nan_in_a_later_token_reaches_every_query(patch):
+    in_source(patch, ATTEND, "self._backend.asarray(mask))", "self._backend.asarray(mask)) + (0 * values.sum() if causal else 0)")
+
+
+@bug("SPARSE-07")
+def the_handle_of_a_discarded_copy_is_used_again(patch):
+    discard = SparseCache.discard
+
+    def reusing(self, handle):
+        discard(self, handle)
+        self._next_handle = handle
+
+    patch.setattr(SparseCache, "discard", reusing)

@@ -559,3 +559,15 @@ def a_reject_directly_after_a_draft_keeps_a_block(patch):
     patch.setattr(TreeCache, "reject", keep)
     for name in ("positions", "ancestors"):
         forget(name)
+
+
+@bug("TREE-05")
+def without_a_scale_it_is_1_over_head_dim(patch):
+    attend = TreeCache.attend
+
+    def scaled(self, *given, **named):
+        if len(given) <= 3 and named.get("scale") is None:
+            named["scale"] = 1 / self.config.head_dim
+        return attend(self, *given, **named)
+
+    patch.setattr(TreeCache, "attend", scaled)

@@ -19,6 +19,7 @@ from kvref_conformance.testlib.assertions import (
     expected_attention,
     raises,
     random_queries,
+    unstated_scale,
 )
 from kvref_conformance.testlib.fixtures import random_pair, require_sizes
 from kvref_conformance.testlib.registry import check
@@ -31,7 +32,7 @@ LOUD = 1e4  # padding that dominates attention if it is seen
 class CrossFixture(Session):
     """A cache, and the source (or None) and the tokens of each of its rows, [n, num_kv_heads, head_dim] each."""
 
-    def __init__(self, subject: Subject, *sources: int | None, **sizes: int) -> None:
+    def __init__(self, subject: Subject, *sources: int | None, **sizes: Any) -> None:
         """Creates a cache and writes sources of these lengths, those that are not None. Rows beyond the limits are left out."""
         super().__init__(subject, **{"batch_size": len(sources)} | sizes)
         number = self.cache.config["batch_size"]
@@ -104,12 +105,13 @@ class CrossFixture(Session):
                 assert_equal(self.cache.length(row), len(tokens[0]), f"length of row {row} {what}")
             assert_pair(self.cache.read(row), _by_head(tokens), f"tokens of row {row} {what}")
 
-    def attends(self, count: int, what: str) -> None:
-        """Compare attention with that over the source of each row alone."""
-        subject, scale = self.subject, default_scale(self.subject)
+    def attends(self, count: int, what: str, stated: bool = True) -> None:
+        """Compare attention with that over the source of each row alone. stated: whether the call has a scale."""
+        subject = self.subject
+        scale = default_scale(subject) if stated else unstated_scale(subject)
         queries = [random_queries(subject, count) for _ in self.rows]
         query = np.stack([each.swapaxes(0, 1) for each in queries])
-        got = np.asarray(self.cache.attend_source(query, scale))
+        got = np.asarray(self.cache.attend_source(query, *([scale] if stated else [])))
         assert_equal(list(got.shape), list(query.shape), f"shape of attention {what}")
         for row, source in enumerate(self.sources):
             assert source is not None
@@ -238,6 +240,7 @@ def attend_source_reads_all_entries_of_each_row(subject: Subject) -> None:
         with suppress(NotOffered):
             fixture.attends(count, "without tokens")
     fixture.attends(1, "without tokens")
+    fixture.attends(1, "without a scale", stated=False)
     with suppress(NotOffered):
         for counts in ((1, 1, 1), (2, 7, 0)):
             fixture.append(*counts)

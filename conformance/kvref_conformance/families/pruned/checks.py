@@ -16,10 +16,12 @@ from kvref_conformance.testlib.assertions import (
     assert_within,
     default_scale,
     expected_attention,
+    may_raise,
     raises,
     random_queries,
+    unstated_scale,
 )
-from kvref_conformance.testlib.fixtures import random_pair
+from kvref_conformance.testlib.fixtures import random_pair, require_sizes
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 
@@ -130,6 +132,15 @@ def prune_with_negative_scores(subject: Subject) -> None:
     fixture.contains(per_head(fixture.heads, [2, 3]), "after prune with small numbers")
 
 
+@check("PRUNED-02b", "pruned")
+def prune_compares_scores_in_float32(subject: Subject) -> None:
+    """Scores that are equal in fewer than 24 bits of precision."""
+    for scores in ([1.0, np.nextafter(np.float32(1), np.float32(2))], [2.0**24 - 1, 2.0**24]):
+        fixture = PrunedFixture(subject, 2)
+        fixture.cache.prune(np.array([scores] * len(fixture.heads), np.float32), 1)
+        fixture.contains(per_head(fixture.heads, [1]), f"after prune with the scores {scores}")
+
+
 @check("PRUNED-02c", "pruned")
 def prune_of_few_tokens_changes_nothing(subject: Subject) -> None:
     fixture = PrunedFixture(subject, 0)
@@ -172,6 +183,7 @@ def attend_reads_stored_tokens_only(subject: Subject) -> None:
     kept = per_head(fixture.heads, [0, 3, 4, 8], [1, 2, 6, 7])
     fixture.prune(per_head(fixture.heads, [*range(9)]), kept)
     _attends(fixture, kept, 2, causal=False)
+    _attends(fixture, kept, 1, causal=False, stated=False)
     fixture.append(1)
     _attends(fixture, [[*each, 9] for each in kept], 1, causal=False)
 
@@ -186,6 +198,23 @@ def attend_with_a_causal_mask_compares_positions(subject: Subject) -> None:
             _attends(fixture, stored, count, causal=True)
 
 
+@check("PRUNED-05ab", "pruned")
+def attend_ignores_nan_in_tokens_that_are_not_seen(subject: Subject) -> None:
+    """In a token after the position of a causal query, and in an evicted one."""
+    fixture = PrunedFixture(subject, 3)
+    nan = np.full((1, *fixture.keys.shape[1:]), np.nan, np.float32)
+    with may_raise("NonFinite"):
+        fixture.cache.append(nan, nan)
+        with suppress(NotOffered):
+            query, scale = random_queries(subject, 2), default_scale(subject)
+            want, bound = expected_attention(subject, query[:1], fixture.keys, fixture.values, scale=scale)
+            got = np.asarray(fixture.cache.attend(query, scale, True))
+            assert_within(got[:1], want, bound, "attention of a causal query before a token that contains NaN")
+        kept = per_head(fixture.heads, [0, 1, 2])
+        fixture.prune(per_head(fixture.heads, [0, 1, 2, 3]), kept)
+        _attends(fixture, kept, 2, causal=False)
+
+
 @check("PRUNED-05c", "pruned")
 def attend_without_visible_tokens_returns_zeros(subject: Subject) -> None:
     fixture = PrunedFixture(subject, 0)
@@ -198,12 +227,13 @@ def attend_without_visible_tokens_returns_zeros(subject: Subject) -> None:
     _attends(fixture, per_head(fixture.heads, [4, 5]), 4, causal=True)
 
 
-def _attends(fixture: PrunedFixture, stored: list[list[int]], count: int, causal: bool) -> None:
-    """Compare attention with that over the tokens at the positions `stored` of each head."""
-    subject, scale, length = fixture.subject, default_scale(fixture.subject), len(fixture.keys)
+def _attends(fixture: PrunedFixture, stored: list[list[int]], count: int, causal: bool, stated: bool = True) -> None:
+    """Compare attention with that over the tokens at the positions `stored` of each head. stated: the call has a scale."""
+    subject, length = fixture.subject, len(fixture.keys)
+    scale = default_scale(subject) if stated else unstated_scale(subject)
     query = random_queries(subject, count)
     group = query.shape[1] // len(fixture.heads)
-    got = np.asarray(fixture.cache.attend(query, scale, causal) if causal else fixture.cache.attend(query, scale))
+    got = np.asarray(fixture.cache.attend(*(query, scale, causal)[: 3 if causal else 2 if stated else 1]))
     for at, head in product(range(count), fixture.heads):
         seen = [position for position in stored[head] if not causal or position <= length - count + at]
         if not seen:
@@ -232,6 +262,19 @@ def append_counts_stored_tokens(subject: Subject) -> None:
         assert_equal(fixture.cache.length, most + round, "length of a full cache after prune and append")
         assert_equal(fixture.cache.stored_tokens, most, "stored_tokens of a full cache")
         fixture.look()
+
+
+@check("PRUNED-06b", "pruned")
+def positions_exceed_one_byte_in_a_small_cache(subject: Subject) -> None:
+    fixture = PrunedFixture(subject, 0, max_tokens=5)
+    require_sizes(fixture.cache, max_tokens=2)
+    stored = 0
+    while len(fixture.keys) < 300:
+        fixture.append(new := min(5, fixture.cache.config["max_tokens"]) - stored)
+        fixture.cache.prune(np.array([range(stored + new)] * len(fixture.heads), np.float32), 1)
+        stored = 1
+    fixture.contains(per_head(fixture.heads, [len(fixture.keys) - 1]), f"after {len(fixture.keys)} tokens")
+    assert_equal(fixture.cache.length, len(fixture.keys), "length")
 
 
 @check("PRUNED-07abc", "pruned")

@@ -19,6 +19,7 @@ from kvref_conformance.testlib.assertions import (
     expected_attention,
     raises,
     random_queries,
+    unstated_scale,
 )
 from kvref_conformance.testlib.fixtures import random_pair, require_sizes
 from kvref_conformance.testlib.registry import check
@@ -83,12 +84,14 @@ class RaggedFixture(Session):
             want = keys.swapaxes(0, 1), values.swapaxes(0, 1)
             assert_pair(self.cache.read(row), want, f"tokens of row {row} {what}")
 
-    def attends(self, count: int, what: str, causal: bool = False) -> None:
-        """Compare attention with that over the tokens of each row alone."""
-        subject, scale = self.subject, default_scale(self.subject)
+    def attends(self, count: int, what: str, causal: bool = False, stated: bool = True) -> None:
+        """Compare attention with that over the tokens of each row alone. stated: whether the call has a scale."""
+        subject = self.subject
+        scale = default_scale(subject) if stated else unstated_scale(subject)
         queries = [random_queries(subject, count) for _ in self.rows]
         query = np.stack([each.swapaxes(0, 1) for each in queries])
-        got = np.asarray(self.cache.attend(query, scale, causal) if causal else self.cache.attend(query, scale))
+        arguments = (query, scale, causal)[: 3 if causal else 2 if stated else 1]
+        got = np.asarray(self.cache.attend(*arguments))
         assert_equal(list(got.shape), list(query.shape), f"shape of attention {what}")
         for row, (keys, values) in enumerate(self.rows):
             for at in range(count):
@@ -153,7 +156,7 @@ def length_counts_tokens_only(subject: Subject) -> None:
 
 @check("RAGGED-03a", "ragged")
 def finite_padding_has_no_effect(subject: Subject) -> None:
-    _has_no_effect(subject, (0.0, LOUD, -LOUD))
+    _has_no_effect(subject, (0.0, LOUD, -LOUD, 1e30))
 
 
 @check("RAGGED-03b", "ragged")
@@ -200,6 +203,7 @@ def attend_reads_the_tokens_of_each_row(subject: Subject) -> None:
             fixture.attends(1, f"after {step + 1} more tokens per row")
         with suppress(NotOffered):
             fixture.attends(3, "with several queries")
+        fixture.attends(1, "without a scale", stated=False)
 
 
 @check("RAGGED-04b", "ragged")

@@ -129,7 +129,7 @@ def select_adds_the_scores_of_heads(subject: Subject) -> None:
     for start in range(0, 15, step := subject.size("tokens", 5)):
         end = min(15, start + step)
         fixture.cache.append(fixture.sequence, *random_pair(subject, end - start), index_keys[start:end])
-    for heads in (1, 2, 4):
+    for heads in (1, 2, 5):
         queries, weights = random_integers(subject, 4, 3, heads, fixture.index_dim), random_integers(subject, 3, 3, heads)
         got = np.asarray(fixture.cache.select(fixture.sequence, queries, weights))
         for row in range(3):
@@ -187,6 +187,16 @@ def causal_select_ignores_later_tokens(subject: Subject) -> None:
     fixture.selects(fixture.sequence, [], [0], [0, 1][: fixture.top_k], causal=True, what="of 3 causal queries after 2 tokens")
 
 
+@check("SPARSE-03", "sparse")
+def causal_select_with_very_negative_scores(subject: Subject) -> None:
+    """Tokens that a query sees have scores far below 0; the token after them has the largest score."""
+    fixture = SparseFixture(subject, scores := [2**20 - each for each in range(12)])
+    queries, weights = fixture.query(2)
+    chosen = np.asarray(fixture.cache.select(fixture.sequence, queries, -weights, True))[0]
+    want = best([-score for score in scores[:11]], fixture.top_k)
+    assert_equal(chosen.tolist(), want + [-1] * (fixture.top_k - len(want)), "selection of a causal query with negative scores")
+
+
 @check("SPARSE-04a", "sparse")
 def attend_reads_chosen_tokens(subject: Subject) -> None:
     scores = [int(each) for each in subject.rng.permutation(15)]
@@ -208,6 +218,17 @@ def attend_ignores_nan_in_other_tokens(subject: Subject) -> None:
         chosen = best(scores, fixture.top_k)
         if 1 not in chosen:
             _attends(fixture, [chosen], causal=False)
+
+
+@check("SPARSE-04b", "sparse")
+def causal_attend_ignores_nan_in_later_tokens(subject: Subject) -> None:
+    fixture = SparseFixture(subject, scores := [*range(10, 18)])
+    nan = np.full((1, *fixture.keys.shape[1:]), np.nan, np.float32)
+    with may_raise("NonFinite"):
+        fixture.cache.append(fixture.sequence, nan, nan, fixture.index_keys([1]))
+        fixture.keys, fixture.values = np.concatenate([fixture.keys, nan]), np.concatenate([fixture.values, nan])
+        if len(scores) >= fixture.top_k:  # the last query does not choose it either
+            _attends(fixture, [best(scores, fixture.top_k)] * 2, causal=True)
 
 
 @check("SPARSE-04c", "sparse")
@@ -348,6 +369,9 @@ def discarded_copies_are_unknown(subject: Subject) -> None:
         for name in ("restore", "discard"):
             with raises("KeyNotFound"):
                 getattr(cache, name)(handle)
+    cache.offload(fixture.sequence)
+    with raises("KeyNotFound"):
+        cache.restore(first)
     fixture.selects(int(cache.restore(second)), [0, 1, 2][: fixture.top_k], what="of a restored sequence")
     fixture.look()
 

@@ -157,6 +157,7 @@ def attend_ignores_siblings(subject: Subject) -> None:
 def attend_of_the_last_committed_token_sees_no_node(subject: Subject) -> None:
     fixture = TreeFixture(subject, 3)
     fixture.assert_attends(fixture.sequence, [-1], "without a tree")
+    fixture.assert_attends(fixture.sequence, [-1], "without a scale", stated=False)
     fixture.draft(fixture.sequence, [-1, 0, -1])
     fixture.assert_attends(fixture.sequence, [-1, -1], "with a tree of 3 nodes")
 

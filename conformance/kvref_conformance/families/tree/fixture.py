@@ -17,6 +17,7 @@ from kvref_conformance.testlib.assertions import (
     default_scale,
     expected_attention,
     random_queries,
+    unstated_scale,
 )
 from kvref_conformance.testlib.fixtures import random_pair
 from kvref_conformance.testlib.session import Session
@@ -98,10 +99,14 @@ class TreeFixture(Session):
     def assert_free(self, blocks: int, when: str) -> None:
         assert_equal(self.cache.num_free_blocks, blocks, f"free blocks {when}")
 
-    def assert_attends(self, sequence: int, nodes: Sequence[int], what: str) -> None:
-        """Raise ClauseViolation unless the query of each node attends over the committed tokens and its path."""
-        query, scale = random_queries(self.subject, len(nodes)), default_scale(self.subject)
-        got = np.asarray(self.cache.attend(sequence, list(nodes), query, scale))
+    def assert_attends(self, sequence: int, nodes: Sequence[int], what: str, stated: bool = True) -> None:
+        """Raise ClauseViolation unless the query of each node attends over the committed tokens and its path.
+
+        stated: whether the call has a scale.
+        """
+        query = random_queries(self.subject, len(nodes))
+        scale = default_scale(self.subject) if stated else unstated_scale(self.subject)
+        got = np.asarray(self.cache.attend(sequence, list(nodes), query, *([scale] if stated else [])))
         for at, node in enumerate(nodes):
             path = self.paths[sequence][node] if node >= 0 else []
             own, drafts = self.rows[sequence], tuple(part[path] for part in self.nodes[sequence])
