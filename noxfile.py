@@ -9,8 +9,11 @@ import os
 import platform
 import shutil
 import subprocess
+import tarfile
+import tempfile
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +156,69 @@ def docs(session: nox.Session) -> None:
     session.run(
         "sphinx-build", "-W", "-E", "--keep-going", "-q", "-d", "docs/_build/doctrees", "-b", "html", "docs", "docs/_build/html"
     )
+
+
+LARGEST_FILE = 2**20  # bytes of one file in a distribution
+WHEEL_PACKAGES = {
+    "kvref": {
+        "kvref", "kvref_numpy", "kvref_torch", "kvref_cupy", "kvref_conformance", "kvref_canary", "kvref_bench", "kvref_zoo",
+        "kvref_labs",
+    },
+    "kvref_adapters": {"kvref_adapters"},
+}  # fmt: skip
+
+
+@nox.session(allow_parallel=True)
+def wheel(session: nox.Session) -> None:
+    """Builds the distributions, and judges with the wheel of kvref alone, in an environment outside the checkout."""
+    session.install(*PINNED, "build", "twine")
+    dist = Path(session.create_tmp(), "dist").absolute()
+    shutil.rmtree(dist, ignore_errors=True)
+    for source in (".", str(ADAPTERS)):
+        session.run("python", "-m", "build", "--outdir", str(dist), source, silent=True)
+    built = sorted(map(str, dist.iterdir()))
+    session.run("twine", "check", "--strict", *built)
+    if wrong := [problem for file in built for problem in distribution_problems(Path(file))]:
+        session.error("; ".join(wrong))
+    constraints = Path("constraints.txt").absolute()
+    with tempfile.TemporaryDirectory() as name, session.chdir(name):
+        session.run("python", "-m", "venv", "env")
+        (file,) = dist.glob("kvref-*.whl")
+        programs = Path(name, "env", "bin")
+        session.run(str(programs / "pip"), "install", "-q", "-c", str(constraints), f"{file}[conformance]", external=True)
+        for command in (
+            ("--version",),
+            ("check", "numpy", "--family", "contiguous"),
+            ("lab", "list"),
+            *(
+                ("init", "--family", "contiguous", "--language", each, "-o", each)
+                for each in ("python", "cpp", "rust", "javascript")
+            ),
+        ):
+            session.run(str(programs / "kvref"), *command, external=True, env={"PYTHONPATH": ""})
+
+
+def distribution_problems(file: Path) -> Iterator[str]:
+    """One text per file of a wheel or an sdist that does not belong there, and per package that is missing."""
+    if file.suffix == ".whl":
+        with zipfile.ZipFile(file) as archive:
+            sizes = {each.filename: each.file_size for each in archive.infolist()}
+        packages = {name.partition("/")[0] for name in sizes if ".dist-info/" not in name}
+        if packages != (expected := WHEEL_PACKAGES[file.name.partition("-")[0]]):
+            yield f"{file.name}: expected the packages {sorted(expected)}, got {sorted(packages)}"
+    else:
+        with tarfile.open(file) as source:
+            sizes = {each.name.partition("/")[2]: each.size for each in source.getmembers() if each.isfile()}
+        if "pyproject.toml" not in sizes:
+            yield f"{file.name}: no pyproject.toml"
+    for name, size in sizes.items():
+        folders = Path(name).parts
+        if size > LARGEST_FILE:
+            yield f"{file.name}: {name} has {size} bytes, at most {LARGEST_FILE}"
+        if name.endswith((".pyc", "~")) or {"__pycache__", ".git", ".nox", ".venv", ".hypothesis"} & set(folders):
+            yield f"{file.name}: {name} is not a source file"
+        if file.suffix == ".whl" and ({"tests", "conftest.py"} & set(folders) or folders[-1].startswith("test_")):
+            yield f"{file.name}: {name} is a test of kvref itself"
 
 
 @nox.session(requires=["docs"])

@@ -4,6 +4,8 @@ import ast
 import importlib.util
 import itertools
 import json
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -228,3 +230,41 @@ def test_every_entry_point_of_the_adapters_leads_to_a_class(noxfile):
         module, _, found = where.partition(":")
         text = (ROOT / "conformance/adapters" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         assert found in [node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)], name
+
+
+def wheel_of(path, *names, size=1):
+    packages = ("kvref_adapters/__init__.py", "kvref_adapters-0.1.0.dist-info/METADATA")
+    with zipfile.ZipFile(path / "kvref_adapters-0.1.0-py3-none-any.whl", "w") as archive:
+        for name in (*packages, *names):
+            archive.writestr(name, b"x" * size)
+    return path / "kvref_adapters-0.1.0-py3-none-any.whl"
+
+
+def test_a_wheel_of_sources_alone_has_no_problem(noxfile, tmp_path):
+    assert list(noxfile.distribution_problems(wheel_of(tmp_path, "kvref_adapters/mlx/adapter.py"))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("kvref_adapters/test_it.py", "is a test of kvref itself"),
+        ("kvref_adapters/tests/helper.py", "is a test of kvref itself"),
+        ("kvref_adapters/__pycache__/it.pyc", "is not a source file"),
+        ("stray/__init__.py", "expected the packages ['kvref_adapters'], got ['kvref_adapters', 'stray']"),
+    ],
+)
+def test_a_stray_file_of_a_wheel_is_named(noxfile, tmp_path, name, problem):
+    (found,) = noxfile.distribution_problems(wheel_of(tmp_path, name))
+    assert problem in found
+
+
+def test_a_large_file_of_a_distribution_is_named(noxfile, tmp_path, monkeypatch):
+    monkeypatch.setattr(noxfile, "LARGEST_FILE", 10)
+    assert len(list(noxfile.distribution_problems(wheel_of(tmp_path, size=11)))) == 2
+
+
+def test_an_sdist_without_its_build_file_is_named(noxfile, tmp_path):
+    (tmp_path / "x.py").write_text("")
+    with tarfile.open(tmp_path / "kvref-1.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "x.py", "kvref-1/x.py")
+    assert list(noxfile.distribution_problems(tmp_path / "kvref-1.tar.gz")) == ["kvref-1.tar.gz: no pyproject.toml"]
