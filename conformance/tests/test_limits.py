@@ -64,6 +64,7 @@ EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, wit
             ("grouped", ["GROUP-08"], []),
         )
     },
+    ("one token at a time", "transfer"): TWO_TOKENS,
     ("one token at a time", "ragged"): TWO_TOKENS
     | {
         f"RAGGED-{number:02}": f"{columns} columns of which some are padding, where its limits say at most 1"

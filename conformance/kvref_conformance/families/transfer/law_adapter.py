@@ -127,4 +127,4 @@ class TransferLawAdapter(LawAdapter):
 
     def counters(self, appended: int) -> Iterator[Counter]:
         yield "num_free_blocks", self.cache.num_free_blocks, self.config["num_blocks"]
-        yield "num_sequences", self.cache.num_sequences, 2
+        yield "num_sequences", self.cache.num_sequences, 3  # the sequence and two transfers that can be committed
