@@ -56,7 +56,7 @@ class CrossLengthOfTheFirstSource(kvref.CrossCache):
         if None in [source if source is None else 0 for source in sources]:
             return super().attend_source(query, scale)
         first = self.source_length(0)
-        self._sources = [(keys[:, :first], values[:, :first]) for keys, values in sources]  # type: ignore[misc]
+        self._sources = [source and (source[0][:, :first], source[1][:, :first]) for source in sources]
         try:
             return super().attend_source(query, scale)
         finally:
@@ -114,6 +114,7 @@ class CrossOldEntriesFollowAShorterSource(kvref.CrossCache):
         for row in rows:
             old, new = self._old.pop(row, None), self._sources[row]
             if old is not None and new is not None:
-                self._sources[row] = tuple(  # type: ignore[assignment]
+                keys, values = (
                     np.concatenate([part, before[:, part.shape[1] :]], axis=1) for part, before in zip(new, old, strict=True)
                 )
+                self._sources[row] = keys, values

@@ -3,6 +3,7 @@
 Each family has one configuration of small sizes. They are odd and all different, so that swapped axes are detected.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,25 @@ def random_pair(subject: Subject, count: int, heads: int | None = None, dim: int
     if count > 3:
         keys[2], values[-1] = keys[1], values[0]
     return keys, values
+
+
+def padded_arguments(
+    pairs: Sequence[tuple[NDArray, NDArray]], padding: float, more: int = 0, left: bool = False
+) -> dict[str, Any]:
+    """The keys, values and counts of a call for a batch of rows, which have these keys and values, [n, heads, dim] each.
+
+    padding: the number in the other columns. more: columns that are padding in every row. left: whether padding comes first.
+    """
+    counts = [len(keys) for keys, _ in pairs]
+    columns = max(counts) + more
+    arrays = []
+    for part in (0, 1):
+        array = np.full((len(pairs), columns, *pairs[0][part].shape[1:]), padding, np.float32)
+        for row, (pair, count) in enumerate(zip(pairs, counts, strict=True)):
+            array[row, slice(columns - count, columns) if left else slice(0, count)] = pair[part]
+        arrays.append(np.ascontiguousarray(array.swapaxes(1, 2)))
+    named: dict[str, Any] = {"counts": counts} if min(counts) < columns else {}
+    return {"keys": arrays[0], "values": arrays[1]} | named | ({"left": True} if left and named else {})
 
 
 def strided_view(subject: Subject, array: NDArray, cast: bool = True) -> OwnArray:

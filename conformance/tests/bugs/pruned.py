@@ -3,6 +3,7 @@
 import numpy as np
 
 from bugs.plant import bug, hidden, in_source
+from kvref.errors import CapacityExceeded
 from kvref.pruned import PrunedCache
 
 APPEND, PRUNE, TRUNCATE, ATTEND, KEEP = (
@@ -274,3 +275,15 @@ def nan_in_a_later_token_reaches_every_query(patch):
 def positions_are_bytes(patch):
     positions = PrunedCache.positions
     patch.setattr(PrunedCache, "positions", lambda self, head: [each % 256 for each in positions(self, head)])
+
+
+@bug("PRUNED-06")
+def the_length_is_limited_too(patch):
+    append = PrunedCache.append
+
+    def limited(self, keys, values):
+        if self.length + keys.shape[0] > 4 * self.config.max_tokens + 16:
+            raise CapacityExceeded("too many tokens since the last clear")
+        append(self, keys, values)
+
+    patch.setattr(PrunedCache, "append", limited)

@@ -408,3 +408,15 @@ def without_a_scale_it_is_1_over_head_dim(patch):
         return attend(self, *given, **named)
 
     patch.setattr(RaggedCache, "attend", scaled)
+
+
+@bug("RAGGED-03")
+def very_large_padding_is_seen(patch):
+    append = RaggedCache.append
+
+    def seeing(self, keys, values, counts=None, left=False):
+        append(self, keys, values, counts, left)
+        if np.max(np.abs(np.nan_to_num(np.asarray(values), nan=0.0, posinf=0.0, neginf=0.0)), initial=0) > 1e8:
+            self._rows = [(old_keys, old_values + 1) for old_keys, old_values in self._rows]
+
+    patch.setattr(RaggedCache, "append", seeing)

@@ -253,3 +253,12 @@ def the_handle_of_a_discarded_copy_is_used_again(patch):
         self._next_handle = handle
 
     patch.setattr(SparseCache, "discard", reusing)
+
+
+@bug("SPARSE-03")
+def hidden_tokens_have_a_large_negative_score(patch):
+    in_source(
+        patch, SELECT, "np.argsort(-scores[row, :seen]",
+        "np.argsort(-np.where(np.arange(scores.shape[1]) < seen, scores[row], -1e4)",
+        "best = np.sort(", "best = (lambda found: np.sort(found[found < seen]))(",
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from player_traces.recorder import TraceRecorder
 
 
 def record_tree(trace: TraceRecorder) -> None:
-    """A tree of drafts, of which one path is kept"""
+    """A tree of drafts: one path is kept, the others leave nothing"""
     trace.note("A pool of six blocks of four tokens. The cells of a tree show the number, position and parent of each node.")
     cache = trace.new("tree", num_blocks=6, num_kv_heads=1, head_dim=1, block_size=4)
     sequence = cache.create()

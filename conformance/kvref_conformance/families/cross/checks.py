@@ -1,6 +1,5 @@
 """Checks of the chapter CROSS."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import permutations
 from typing import Any
@@ -21,7 +20,7 @@ from kvref_conformance.testlib.assertions import (
     random_queries,
     unstated_scale,
 )
-from kvref_conformance.testlib.fixtures import random_pair, require_sizes
+from kvref_conformance.testlib.fixtures import different_size, padded_arguments, random_pair, require_sizes
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 
@@ -41,31 +40,18 @@ class CrossFixture(Session):
         self.rows: list[Pair] = [random_pair(subject, 0)] * number
         self.write({row: count for row, count in enumerate(sources[:number]) if count is not None})
 
-    def arguments(self, rows: Sequence[Pair], padding: float = LOUD, more: int = 0) -> dict[str, Any]:
-        """The arrays and counts of a call with these entries. more: columns that are padding in every row."""
-        counts = [len(keys) for keys, _ in rows]
-        columns = max(counts) + more
-        arrays = []
-        for part in (0, 1):
-            array = np.full((len(rows), columns, *rows[0][part].shape[1:]), padding, np.float32)
-            for row, pair in enumerate(rows):
-                array[row, : counts[row]] = pair[part]
-            arrays.append(np.ascontiguousarray(array.swapaxes(1, 2)))
-        named: dict[str, Any] = {"counts": counts} if min(counts) < columns else {}
-        return {"keys": arrays[0], "values": arrays[1]} | named
-
     def write(self, counts: dict[int, int], padding: float = LOUD, more: int = 0) -> None:
         """Writes sources of these lengths, by row."""
         if counts:
             new = [random_pair(self.subject, count) for count in counts.values()]
-            self.cache.write_source(rows=list(counts), **self.arguments(new, padding, more))
+            self.cache.write_source(rows=list(counts), **padded_arguments(new, padding, more))
             for row, pair in zip(counts, new, strict=True):
                 self.sources[row] = pair
 
     def append(self, *counts: int, padding: float = LOUD) -> None:
         """Append these numbers of tokens to the rows. Counts beyond the rows are left out."""
         new = [random_pair(self.subject, count) for count in counts[: len(self.rows)]]
-        self.cache.append(**self.arguments(new, padding))
+        self.cache.append(**padded_arguments(new, padding))
         self.rows = [(np.concatenate([a, c]), np.concatenate([b, d])) for (a, b), (c, d) in zip(self.rows, new, strict=True)]
 
     def trim(self, *counts: int) -> None:
@@ -154,7 +140,7 @@ def unknown_rows_of_sources_raise(subject: Subject) -> None:
                 getattr(fixture.cache, name)(row)
         with suppress(NotOffered):
             with raises("RowOutOfRange"):
-                fixture.cache.write_source([1, row], **fixture.arguments([random_pair(subject, 2)] * 2))
+                fixture.cache.write_source([1, row], **padded_arguments([random_pair(subject, 2)] * 2, LOUD))
             fixture.has_sources("after write_source raised")
 
 
@@ -178,6 +164,20 @@ def attend_source_with_an_unwritten_row_raises(subject: Subject) -> None:
             fixture.cache.attend_source(query)
 
 
+@check("LAW-10", "cross")
+def attend_source_of_a_wrong_shape_raises(subject: Subject) -> None:
+    """The law adapter cannot judge it, because its rows have no sources."""
+    fixture = CrossFixture(subject, 2, 3)
+    rows, heads, dim = len(fixture.rows), subject.heads, subject.dim
+    wrong = [(rows, heads, 1, dim + 1), (rows + 1, heads, 1, dim), (heads, 1, dim)]
+    if heads > 2:
+        wrong.append((rows, different_size(heads), 1, dim))
+    for shape in wrong:
+        with raises("ShapeMismatch"):
+            fixture.cache.attend_source(np.ones(shape, np.float32))
+    fixture.attends(1, "after queries of wrong shapes")
+
+
 @check("CROSS-02b", "cross")
 def sources_of_no_entries_are_written(subject: Subject) -> None:
     fixture = CrossFixture(subject, 0, 3, 0)
@@ -195,7 +195,7 @@ def a_second_source_raises(subject: Subject) -> None:
     for first, second in ((3, 3), (3, 1), (2, 5), (0, 2), (0, 0)):
         fixture = CrossFixture(subject, first, None)
         with raises("SourceAlreadyWritten"):
-            fixture.cache.write_source([0], **fixture.arguments([random_pair(subject, second)]))
+            fixture.cache.write_source([0], **padded_arguments([random_pair(subject, second)], LOUD))
         fixture.has_sources(f"of {first} entries after write_source of {second} raised")
 
 
@@ -204,7 +204,7 @@ def a_second_source_in_a_batch_changes_no_row(subject: Subject) -> None:
     for rows in ((0, 1), (1, 0), (1, 1)):
         fixture = CrossFixture(subject, 3, None)
         with raises("SourceAlreadyWritten"):
-            fixture.cache.write_source(list(rows), **fixture.arguments([random_pair(subject, 2), random_pair(subject, 4)]))
+            fixture.cache.write_source(list(rows), **padded_arguments([random_pair(subject, 2), random_pair(subject, 4)], LOUD))
         fixture.has_sources(f"after write_source of {list(rows)} raised")
 
 
@@ -436,14 +436,14 @@ def sources_and_tokens_have_limits_of_their_own(subject: Subject) -> None:
     for row in (0, 1):
         counts = [most_source + 1 if each == row else 1 for each in (0, 1)]
         with raises("CapacityExceeded"):
-            fixture.cache.write_source([0, 1], **fixture.arguments([random_pair(subject, count) for count in counts]))
+            fixture.cache.write_source([0, 1], **padded_arguments([random_pair(subject, count) for count in counts], LOUD))
         fixture.has_sources(f"after write_source of {counts} entries raised")
     fixture.write({1: most_source, 0: 1}, more=2)
     fixture.has_sources("of a full source")
     with suppress(NotOffered):
         fixture.append(most, most - 1)
         with raises("CapacityExceeded"):
-            fixture.cache.append(**fixture.arguments([random_pair(subject, count) for count in (1, 1)]))
+            fixture.cache.append(**padded_arguments([random_pair(subject, count) for count in (1, 1)], LOUD))
         fixture.has_tokens("after an append of too many tokens raised")
         fixture.append(0, 1)
         fixture.contains("of full rows")

@@ -1,30 +1,26 @@
 """The reference model of the family `cross`: per row, a list of tokens, and a list of entries or None."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import expect_attend
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
     Errors,
     ExactValue,
     Expectation,
     ExpectedArrays,
-    UnjudgedReply,
     all_finite,
     array_errors,
     count_tokens,
-    dtype_errors,
     exact_reads,
     finite_errors,
     range_errors,
     to_float32,
 )
-from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.padded_batches import count_errors, expect_attend_by_row, query_errors
 from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 
 Entries = list[tuple[NDArray, NDArray]]  # the key and the value of each, [num_kv_heads, head_dim] each
@@ -132,7 +128,7 @@ class Cross(ReferenceModel):
         columns = count_tokens((keys, shape), (values, shape))
         counted = [columns] * number if counts is None else list(counts)
         unclear = any(kind == "ShapeMismatch" for kind, _ in wrong)  # then no count is known to be too large
-        wrong = wrong + _count_errors(counted, [None if unclear else columns] * number)
+        wrong = wrong + count_errors("CROSS-09", counted, [None if unclear else columns] * number)
         fits = len(counted) == number
         return wrong, [0 if range_errors(count, None, "") or not fits else int(count) for count in counted]
 
@@ -150,7 +146,7 @@ class Cross(ReferenceModel):
         return Expectation(clause, then) if finite else AcceptedOrError(clause, then)
 
     def trim(self, counts: Sequence[Any]) -> Expectation:
-        wrong = _count_errors(counts, [None] * len(self.rows))
+        wrong = count_errors("CROSS-09", counts, [None] * len(self.rows))
         if not wrong and any(count > len(row) for count, row in zip(counts, self.rows, strict=True)):
             wrong = [("PositionOutOfRange", "CROSS-08")]
         if wrong:
@@ -183,42 +179,11 @@ class Cross(ReferenceModel):
         return Expectation("CROSS-07", self.on_success("clear", change))
 
     def attend_source(self, query: Any, scale: Any = None) -> Expectation:
-        shape = np.shape(query)
-        fits = len(shape) == 4 and (shape[0], shape[3]) == (len(self.rows), self.dim) and shape[1] % self.heads == 0
-        wrong: Errors = ([] if fits else [("ShapeMismatch", "LAW-10")]) + dtype_errors(query)
+        wrong = query_errors(query, len(self.sources), self.heads, self.dim)
         if None in self.sources:
             wrong.append(("SourceNotWritten", "CROSS-02"))
         if wrong:
             return self.expect_error(wrong + finite_errors(query))
-        scale = 1 / math.sqrt(self.dim) if scale is None else scale
-        parts: list[ExpectedArrays] = []
-        for row, source in enumerate(self.sources):
-            views = [np.arange(len(source or []))] * shape[2]
-            keys, values = map(exact_reads, self._arrays(source or []))
-            one = expect_attend("CROSS-05", to_float32(query)[row].swapaxes(0, 1), keys, values, scale, views)
-            if not isinstance(one, ExpectedArrays):
-                return UnjudgedReply("CROSS-05")
-            parts.append(one)
-        out, slack = (_by_row([getattr(part.parts[0], name) for part in parts], shape) for name in ("values", "slack"))
-
-        def weight_slack(dtype: str) -> NDArray:
-            return _by_row([part.weight_slack(dtype) for part in parts if part.weight_slack], shape)
-
-        return ExpectedArrays("CROSS-05", parts=(ExpectedReads(out, slack),), always_slack=True, weight_slack=weight_slack)
-
-
-def _by_row(parts: list[NDArray], shape: Sequence[int]) -> NDArray:
-    """Returns arrays of one row each, [num_queries, num_query_heads, head_dim] or a number, as one array of this shape."""
-    _, heads, count, dim = shape
-    return np.stack([np.broadcast_to(part, (count, heads, dim)).swapaxes(0, 1) for part in parts])
-
-
-def _count_errors(counts: Sequence[Any], limits: Sequence[int | None]) -> Errors:
-    """Returns the errors of counts, of which there must be one per limit, and at most the limit."""
-    if len(counts) != len(limits):
-        return [("ShapeMismatch", "CROSS-09")]
-    wrong = [
-        range_errors(count, limit if limit is None else limit + 1, "PositionOutOfRange", "CROSS-09")
-        for count, limit in zip(counts, limits, strict=True)
-    ]
-    return [each for found in wrong for each in found][:1]
+        count, sources = np.shape(query)[2], [source or [] for source in self.sources]
+        rows = ((self._arrays(source), [np.arange(len(source))] * count) for source in sources)
+        return expect_attend_by_row("CROSS-05", query, scale, rows)

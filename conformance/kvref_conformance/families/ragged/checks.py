@@ -21,7 +21,7 @@ from kvref_conformance.testlib.assertions import (
     random_queries,
     unstated_scale,
 )
-from kvref_conformance.testlib.fixtures import random_pair, require_sizes
+from kvref_conformance.testlib.fixtures import padded_arguments, random_pair, require_sizes
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 
@@ -41,28 +41,15 @@ class RaggedFixture(Session):
         if any(counts):
             self.append(*counts, **{name: value for name, value in options.items() if name != "max_tokens"})
 
-    def arrays(self, rows: Sequence[Pair], left: bool, padding: float, more: int) -> dict[str, Any]:
-        """The arguments of a call that adds these tokens. more: columns that are padding in every row."""
-        counts = [len(keys) for keys, _ in rows]
-        columns = max(counts) + more
-        arrays = []
-        for part in (0, 1):
-            array = np.full((len(rows), columns, *rows[0][part].shape[1:]), padding, np.float32)
-            for row, (pair, count) in enumerate(zip(rows, counts, strict=True)):
-                array[row, slice(columns - count, columns) if left else slice(0, count)] = pair[part]
-            arrays.append(np.ascontiguousarray(array.swapaxes(1, 2)))
-        named: dict[str, Any] = {"counts": counts} if min(counts) < columns else {}
-        return {"keys": arrays[0], "values": arrays[1]} | named | ({"left": True} if left and named else {})
-
     def append(self, *counts: int, left: bool = False, padding: float = LOUD, more: int = 0) -> None:
         """Append these numbers of tokens to the rows. Counts beyond the rows are left out."""
         new = [random_pair(self.subject, count) for count in counts[: len(self.rows)]]
-        self.cache.append(**self.arrays(new, left, padding, more))
+        self.cache.append(**padded_arguments(new, padding, more, left))
         self.rows = [(np.concatenate([a, c]), np.concatenate([b, d])) for (a, b), (c, d) in zip(self.rows, new, strict=True)]
 
     def extend(self, *counts: int, left: bool = False, padding: float = LOUD, more: int = 0) -> None:
         new = [random_pair(self.subject, count) for count in counts]
-        self.cache.extend(**self.arrays(new, left, padding, more))
+        self.cache.extend(**padded_arguments(new, padding, more, left))
         self.rows = self.rows + new
 
     def filter(self, *rows: int) -> None:
@@ -397,10 +384,10 @@ def append_of_more_than_max_tokens_changes_nothing(subject: Subject) -> None:
     for counts in ((1, 0, 0), (0, 3, 0), (1, 1, 1)):
         new = [random_pair(subject, count) for count in counts[: fixture.number]]
         with raises("CapacityExceeded"):
-            fixture.cache.append(**fixture.arrays(new, False, 0.0, 0))
+            fixture.cache.append(**padded_arguments(new, 0.0))
         fixture.contains(f"after an append of {counts} tokens raised")
     with raises("CapacityExceeded"):
-        fixture.cache.extend(**fixture.arrays([random_pair(subject, count) for count in (1, most + 1)], False, 0.0, 0))
+        fixture.cache.extend(**padded_arguments([random_pair(subject, count) for count in (1, most + 1)], 0.0))
     fixture.contains(f"after an extend of {[1, most + 1]} tokens raised")
 
 

@@ -56,15 +56,20 @@ class RaggedLawAdapter(LawAdapter):
         return calls
 
     def other_array_calls(self) -> dict[str, list[tuple[Any, ...]]]:
-        subject, rows = self.subject, self.config["batch_size"]
+        good, *wrong = self.rows_of_wrong_shapes()
+        queries = [wrong[0], good[0], good[:-1] if len(good) > 1 else np.concatenate([good, good])]
+        return {
+            "extend": [(each, each) for each in wrong] + [(good, np.concatenate([good, good]))],
+            "attend": [(each, 1.0) for each in queries + ([wrong[1]] if self.subject.heads > 2 else [])],
+        }
+
+    def rows_of_wrong_shapes(self) -> list[NDArray]:
+        """One token for every row, and arrays that have another head_dim, another number of heads, and no axis of rows."""
+        subject = self.subject
         good, wide = random_tokens(subject, 1), random_tokens(subject, 1, dim=subject.dim + 1)
         few_heads = random_tokens(subject, 1, heads=different_size(subject.heads))
         good, wide, few_heads = (self.to_cache_layout(each) for each in (good, wide, few_heads))
-        queries = [wide, good[0], good[:-1] if rows > 1 else np.concatenate([good, good])]
-        return {
-            "extend": [(each, each) for each in (wide, few_heads, good[0])] + [(good, np.concatenate([good, good]))],
-            "attend": [(each, 1.0) for each in queries + ([few_heads] if subject.heads > 2 else [])],
-        }
+        return [good, wide, few_heads, good[0]]
 
     def array_calls(self) -> list[tuple[str, tuple[Any, ...]]]:
         return [("read", (row,)) for row in {0, self.last}]

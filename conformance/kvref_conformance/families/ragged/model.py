@@ -1,30 +1,25 @@
 """The reference model of the family `ragged`: one list of tokens per row."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from kvref_conformance.implementation_api import NDArray
-from kvref_conformance.oracle.attention import expect_attend
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
-    Errors,
     ExactValue,
     Expectation,
     ExpectedArrays,
-    UnjudgedReply,
     all_finite,
     array_errors,
     count_tokens,
-    dtype_errors,
     exact_reads,
     finite_errors,
     range_errors,
     to_float32,
 )
-from kvref_conformance.oracle.formats.per_row import ExpectedReads
+from kvref_conformance.oracle.padded_batches import count_errors, expect_attend_by_row, query_errors
 from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
 
 Row = list[tuple[NDArray, NDArray]]  # the key and the value of each token, [num_kv_heads, head_dim] each
@@ -85,7 +80,7 @@ class Ragged(ReferenceModel):
         columns = count_tokens((keys, shape), (values, shape))
         counted = [columns] * number if counts is None else counts
         unclear = any(kind == "ShapeMismatch" for kind, _ in wrong)  # then no count is known to be wrong
-        wrong += _count_errors(counted, [None if unclear else columns] * number)
+        wrong += count_errors("RAGGED-09", counted, [None if unclear else columns] * number)
         before = self.rows if name == "append" else [[] for _ in counted]
         valid = [count for count in counted if not range_errors(count, None, "")]
         if len(valid) == len(counted) == number and any(
@@ -119,7 +114,7 @@ class Ragged(ReferenceModel):
         return Expectation("RAGGED-06", self.on_success("filter", change))
 
     def trim(self, counts: Sequence[Any]) -> Expectation:
-        wrong = _count_errors(counts, [None] * len(self.rows))
+        wrong = count_errors("RAGGED-09", counts, [None] * len(self.rows))
         if not wrong and any(count > len(row) for count, row in zip(counts, self.rows, strict=True)):
             wrong = [("PositionOutOfRange", "RAGGED-08")]
         if wrong:
@@ -131,43 +126,12 @@ class Ragged(ReferenceModel):
         return Expectation("RAGGED-08", self.on_success("trim", change))
 
     def attend(self, query: Any, scale: Any = None, causal: Any = False) -> Expectation:
-        shape = np.shape(query)
-        fits = len(shape) == 4 and (shape[0], shape[3]) == (len(self.rows), self.dim) and shape[1] % self.heads == 0
-        wrong: Errors = ([] if fits else [("ShapeMismatch", "LAW-10")]) + dtype_errors(query)
-        if wrong:
+        if wrong := query_errors(query, len(self.rows), self.heads, self.dim):
             return self.expect_error(wrong + finite_errors(query))
-        scale = 1 / math.sqrt(self.dim) if scale is None else scale
-        clause = "RAGGED-04" if self.padding_is_finite else "RAGGED-03"
-        parts: list[ExpectedArrays] = []
-        for row in range(len(self.rows)):
-            length, count = len(self.rows[row]), shape[2]
-            views = [np.arange(max(0, length - count + at + 1) if causal else length) for at in range(count)]
-            keys, values = map(exact_reads, self.tokens_of(row))
-            one = expect_attend(clause, to_float32(query)[row].swapaxes(0, 1), keys, values, scale, views)
-            if not isinstance(one, ExpectedArrays):
-                return UnjudgedReply(clause)
-            parts.append(one)
-        out, slack = (_by_row([getattr(part.parts[0], name) for part in parts], shape) for name in ("values", "slack"))
+        count = np.shape(query)[2]
 
-        def weight_slack(dtype: str) -> NDArray:
-            return _by_row([part.weight_slack(dtype) for part in parts if part.weight_slack], shape)
+        def views(length: int) -> list[NDArray]:
+            return [np.arange(max(0, length - count + at + 1) if causal else length) for at in range(count)]
 
-        found = (ExpectedReads(out, slack),)
-        return ExpectedArrays(clause, parts=found, always_slack=True, weight_slack=weight_slack)
-
-
-def _by_row(parts: list[NDArray], shape: Sequence[int]) -> NDArray:
-    """Returns arrays of one row each, [num_queries, num_query_heads, head_dim] or a number, as one array of this shape."""
-    _, heads, count, dim = shape
-    return np.stack([np.broadcast_to(part, (count, heads, dim)).swapaxes(0, 1) for part in parts])
-
-
-def _count_errors(counts: Sequence[Any], limits: Sequence[int | None]) -> Errors:
-    """Returns the errors of counts, of which there must be one per limit, and at most the limit."""
-    if len(counts) != len(limits):
-        return [("ShapeMismatch", "RAGGED-09")]
-    wrong = [
-        range_errors(count, limit if limit is None else limit + 1, "PositionOutOfRange", "RAGGED-09")
-        for count, limit in zip(counts, limits, strict=True)
-    ]
-    return [each for found in wrong for each in found][:1]
+        rows = ((self.tokens_of(row), views(len(tokens))) for row, tokens in enumerate(self.rows))
+        return expect_attend_by_row("RAGGED-04" if self.padding_is_finite else "RAGGED-03", query, scale, rows)

@@ -127,4 +127,5 @@ class TransferLawAdapter(LawAdapter):
 
     def counters(self, appended: int) -> Iterator[Counter]:
         yield "num_free_blocks", self.cache.num_free_blocks, self.config["num_blocks"]
-        yield "num_sequences", self.cache.num_sequences, 3  # the sequence and two transfers that can be committed
+        committed = 2 if self.config["num_layers"] == 1 else 1  # the parts of `invalid_calls` are complete in one layer
+        yield "num_sequences", self.cache.num_sequences, 1 + committed
