@@ -23,7 +23,9 @@ import nox
 nox.options.default_venv_backend = "uv|venv"
 WITH_PIP = "venv"  # for torch: the configuration of pip may select a build of it, and uv does not read that file
 # allow_parallel: sessions that use one core and write to files of their own. `nox -j auto` runs them in parallel.
-nox.options.sessions = ["tests", "extended", "lint", "types", "matrix", "theirs", "harnesses", "docs", "browser", "gpu", "table"]
+nox.options.sessions = [
+    "tests", "extended", "lint", "types", "matrix", "theirs", "harnesses", "docs", "wheel", "browser", "gpu", "table",
+]  # fmt: skip
 
 PYTHONS = ("3.11", "3.12", "3.13")
 
