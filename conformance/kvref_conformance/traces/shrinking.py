@@ -1,7 +1,7 @@
 """The shrinker: reduces a failing call trace to a minimal reproducer, and the replay of recorded requests that it uses.
 
-It removes operations and calls, uses fewer sequences, then removes layers, rows and tokens, then replaces numbers by small
-integers, as long as the clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the
+It removes operations and calls, uses fewer sequences, makes sequences shorter, then removes layers, rows and tokens, then
+replaces numbers by small integers, as long as the clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the
 same calls as an idle one. If the implementation is slow, it stops after SHRINK_SECONDS.
 """
 
@@ -160,8 +160,9 @@ def _simplify(requests: list[CallRequest], attempt: Callable[[list[CallRequest]]
     """Attempt shorter requests, then requests with fewer sequences, then smaller arguments, as long as they break the clause."""
     requests = _remove_operations(requests, attempt)
     requests = _remove_requests(requests, attempt, len(requests))
-    while merged := next(filter(attempt, _with_one_result_less(requests)), None):
-        requests = merged
+    for ways_to_shorten in (_with_one_result_less, _with_fewer_tokens_before_truncations):
+        while shorter := next(filter(attempt, ways_to_shorten(requests)), None):
+            requests = shorter
 
     def simplified(index: int, simpler: Iterator[CallRequest]) -> bool:
         """Replace a request by the first simpler one that still breaks the clause. Returns whether there is one."""
@@ -243,6 +244,28 @@ def _with_one_result_less(requests: list[CallRequest]) -> Iterator[list[CallRequ
                 ]
 
 
+def _with_fewer_tokens_before_truncations(requests: list[CallRequest]) -> Iterator[list[CallRequest]]:
+    """The requests without an append, or with fewer tokens in it, and with later truncations of its sequence to as much less.
+
+    A truncation names the length that remains. If only the append were shorter, this length could exceed that of the sequence.
+    """
+
+    def cut(request: CallRequest, appended: CallRequest, removed: int) -> CallRequest:
+        length = request.args.get("length")
+        same = request.on == appended.on and request.args.get("sequence") == appended.args.get("sequence")
+        if request.name != "truncate" or not same or not isinstance(length, int) or length < removed:
+            return request
+        return replace(request, args=request.args | {"length": length - removed})
+
+    for index, request in enumerate(requests):
+        count = _count_tokens(request)
+        if count and any(later.name == "truncate" for later in requests[index:]):
+            for kept in [None, *_with_fewer_tokens(request)]:
+                removed = count - (_count_tokens(kept) if kept else 0)
+                later = [cut(each, request, removed) for each in requests[index + 1 :]]
+                yield [*requests[:index], *([kept] if kept else []), *later]
+
+
 def _replace_references(value: Any, there: dict[int, ReplyReference]) -> Any:
     if isinstance(value, list):
         return [_replace_references(part, there) for part in value]
@@ -287,20 +310,28 @@ def _select_rows(request: CallRequest, start: int, stop: int) -> CallRequest:
 
 def _with_fewer_tokens(request: CallRequest) -> Iterator[CallRequest]:
     """For an appending request: the request with its first n tokens, for increasing n (see `_smaller_counts`)."""
+    arrays, axis = _arrays_of_tokens(request)
+    for length in _smaller_counts(_count_tokens(request)):
+        fewer: dict[str, Any] = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}
+        if counts := request.args.get("counts"):  # the numbers of tokens per row
+            fewer["counts"] = [min(count, length) for count in counts]
+        yield replace(request, args=request.args | fewer)
+
+
+def _count_tokens(request: CallRequest) -> int:
+    """The number of tokens of an appending request; 0 if its arrays have different numbers of them, and for any other request."""
+    arrays, axis = _arrays_of_tokens(request)
+    lengths = {array.shape[axis] for array in arrays.values()}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _arrays_of_tokens(request: CallRequest) -> tuple[dict[str, NDArray], int]:
+    """The arrays of an appending request that have an axis of tokens, none for any other request; and this axis."""
     if request.name not in ("append", "append_fused", "write", "extend"):
-        return
+        return {}, -1
     family = all_families().get(request.family)  # None for a buffer, whose values have one axis
     axis = family.token_axis if family else -1
-    arrays = {
-        name: array for name, array in _arrays_of(request).items() if array.ndim >= max(1, -axis)
-    }  # others are left unchanged
-    lengths = {array.shape[axis] for array in arrays.values()}
-    if len(lengths) == 1:
-        for length in _smaller_counts(lengths.pop()):
-            fewer: dict[str, Any] = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}
-            if counts := request.args.get("counts"):  # the numbers of tokens per row
-                fewer["counts"] = [min(count, length) for count in counts]
-            yield replace(request, args=request.args | fewer)
+    return {name: array for name, array in _arrays_of(request).items() if array.ndim >= max(1, -axis)}, axis
 
 
 def _smaller_counts(count: int) -> Iterator[int]:
