@@ -18,12 +18,12 @@ __all__ = ["kvref"]
 
 MENDS = """
 import kvref
+from kvref_conformance.families import names
 from kvref_conformance.implementations.backends import OnBackend
 
 class Cache(OnBackend):
     name = "mends"
-    tiered = pooled = prefix = grouped = windowed = latent = channels = quantized = rows = elements = attention = None
-    contiguous = recurrent = engine = hosted = offload = blocks = buffers = kernels = sharded = None
+    locals().update(dict.fromkeys(set(names()) - {"paged"}))  # no other family
     def __init__(self):
         super().__init__(kvref.backend("numpy"))
     def paged(self, **config):

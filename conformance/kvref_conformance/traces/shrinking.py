@@ -1,8 +1,8 @@
 """The shrinker: reduces a failing call trace to a minimal reproducer, and the replay of recorded requests that it uses.
 
 It removes operations and calls, uses fewer sequences, makes sequences shorter, then removes layers, rows and tokens, then
-replaces numbers by small integers, as long as the clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that a busy machine finds the
-same calls as an idle one. If the implementation is slow, it stops after SHRINK_SECONDS.
+replaces numbers by small integers, as long as the clause still breaks. It stops after MAX_SHRINK_CALLS replayed calls, so that
+a busy machine finds the same calls as an idle one. If the implementation is slow, it stops after SHRINK_SECONDS.
 """
 
 import time
