@@ -5,6 +5,7 @@ A chapter is a Markdown file: `# Title (CODE)`, an introduction, then clauses. A
 paragraphs. If a file deviates from this form, `read_spec` raises SpecError with the file and line, and no check runs.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ class Clause:
     def letters(self) -> str:
         """The letters of its requirements: "abc" for a list "- (a) ...", "- (b) ...", "- (c) ..."; "" without such a list."""
         return "".join(_LETTER.findall(self.text))
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits that change with the words of the normative text, but not with its line breaks."""
+        return hashlib.sha256(" ".join(self.text.split()).encode()).hexdigest()[:8]
 
     @property
     def bugs(self) -> list[str]:

@@ -212,10 +212,10 @@ def _parser() -> argparse.ArgumentParser:
         "report",
         help="write an HTML report of results, or list what changed",
         description="Write an HTML report of results of `kvref check --json`: a table of implementations and chapters, a page "
-        "per clause, and the traces. Or list what changed since older results (--since), or print a failure as a Python script "
-        "(--script).",
+        "per clause, and the traces. Or list what changed since older results (--since), list the clauses that changed since the "
+        "results were made (--stale), or print a failure as a Python script (--script).",
         epilog="examples: kvref report new.json --since old.json; kvref report --script .kvref/failures/PAGED-07-mine.jsonl "
-        "mine:Cache",
+        "mine:Cache. Exit status: 0, with --stale 1 if there are such clauses; 2 could not run",
     )
     report.add_argument(
         "results",
@@ -228,6 +228,11 @@ def _parser() -> argparse.ArgumentParser:
         "--annotations", action="store_true", help="print each probable cause as an annotation for GitHub Actions, at its line"
     )
     report.add_argument("--since", metavar="OLD", help="older results to compare with: a file, or a folder of files")
+    report.add_argument(
+        "--stale",
+        action="store_true",
+        help="list the clauses whose text or checks changed since the results were made",
+    )
     report.add_argument(
         "--script", metavar="TRACE", help="trace to print as a script of the calls that the adapter makes to the library"
     )

@@ -99,6 +99,23 @@ def test_a_malformed_clause_is_reported_with_its_line(tmp_path, change, message)
         clauses.read_chapter(path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        ("It MUST work.", "It\nMUST work.", False),
+        ("Because.", "Because it must.", False),
+        ("It MUST work.", "It MUST not work.", True),
+        ("It MUST work.", "It MUST work.\n\nAlways.", True),
+    ],
+)
+def test_the_digest_of_a_clause_changes_with_its_normative_words(tmp_path, old, new, changes):
+    digests = set()
+    for text in (GOOD, GOOD.replace(old, new)):
+        (tmp_path / "ring.md").write_text(text, encoding="utf-8")
+        digests.add(clauses.read_chapter(tmp_path / "ring.md").clauses[0].digest)
+    assert len(digests) == 1 + changes
+
+
 def test_an_empty_chapter_is_reported(tmp_path):
     (tmp_path / "ring.md").write_text("")
     with pytest.raises(clauses.SpecError, match="an empty file"):

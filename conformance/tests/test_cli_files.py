@@ -56,7 +56,7 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     document = json.loads((tmp_path / "out.json").read_text())
     assert done.returncode == 1
     jsonschema.validate(document, read_schema(*SCHEMA))
-    assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (2, 5, "python")
+    assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (3, 5, "python")
     assert document["implementation"]["families"] == sorted(document["implementation"]["families"], key=names().index)
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}
     assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 8)}
@@ -85,3 +85,28 @@ def test_junit_holds_the_verdicts(kvref, tmp_path):
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")}
     assert len(cases) == 7
     assert "expected BlockNotAllocated" in cases["BLOCK-05[frees[bold]twice]"].find("failure").text
+
+
+def test_stale_results_are_listed_with_the_reason(kvref, tmp_path):
+    kvref("check", "numpy", "--clause", "BLOCK-0*", "--json", "numpy.json")
+    done = kvref("report", "numpy.json", "--stale")
+    assert (done.returncode, done.stdout) == (0, "1 of 1 up to date\n")
+    document = json.loads((tmp_path / "numpy.json").read_text())
+    first, second, third, *_ = document["clauses"]
+    first["digest"] = "0" * 8
+    lost = second["checks"].pop(0)["check"]
+    document["clauses"].remove(third)
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    date = document["environment"]["date"]
+    expected = [
+        f"old.json: numpy 0.1.0, judged on {date}",
+        "  BLOCK-01: its text changed",
+        f"  BLOCK-02: new check: {lost}",
+        "0 of 1 up to date",
+    ]
+    done = kvref("report", "old.json", "--stale")
+    assert (done.returncode, done.stdout.splitlines()) == (1, expected)  # BLOCK-03 may not have been selected
+    document["conclusion"]["whole"] = True
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    lines = kvref("report", "old.json", "--stale").stdout.splitlines()
+    assert "  BLOCK-03: it is new" in lines and "  PAGED-01: it is new" in lines

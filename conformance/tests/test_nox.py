@@ -154,6 +154,27 @@ def test_others_are_told_by_what_changed_since_they_were_judged_last(noxfile, re
     assert said == ("kvref", "report", ".nox/results/mlx-lm-others-mlx_lm.json", "--since", "docs/results/checks/mlx-lm.json")
 
 
+def test_stale_results_are_renewed_project_by_project_and_own_ones_at_once(noxfile, results):
+    names, notified = ("litgpt-kv", "litgpt", "numpy", "harness-cpp"), []
+
+    class Listing(Session):
+        def run(self, *command, **options):
+            super().run(*command)
+            listed = [f"docs/results/checks/{name}.json: {name} 1, judged on 2026-01-01\n  LAW-21: it is new\n" for name in names]
+            return "".join(listed) if "--stale" in command else None
+
+        def notify(self, session):
+            notified.append(session)
+
+    session = Listing(document())
+    noxfile.renew(session)
+    assert notified == ["others(project='litgpt')"]
+    checked = [command[2] for command in session.commands if command[:2] == ("kvref", "check")]
+    assert checked == ["exec:.nox/harnesses/cpp/harness", "numpy"]
+    assert ("cmake", "--build", ".nox/harnesses/cpp") in session.commands
+    assert {path.stem for path in (results / "checks").iterdir()} == {"harness-cpp", "numpy"}
+
+
 def test_what_cannot_run_leaves_the_others_of_its_project_to_be_judged(noxfile, results):
     noxfile.others(Session(None, status=2), "mlx_lm")
     assert list((results / "checks").iterdir()) == []

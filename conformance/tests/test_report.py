@@ -33,8 +33,8 @@ def document(name="mine", broken=("BLOCK-05",), expected=()):
         }  # fmt: skip
         clauses.append(
             {
-                "clause": clause.id, "title": clause.title, "chapter": clause.chapter, "verdict": verdict,
-                "offered": there, "missing": [] if there else [f"family {EVIL}"],
+                "clause": clause.id, "title": clause.title, "chapter": clause.chapter, "digest": clause.digest,
+                "verdict": verdict, "offered": there, "missing": [] if there else [f"family {EVIL}"],
                 "reason": EVIL if verdict == "xfailed" else None, "shown": "a check (blocks)" if fails else None,
                 "trace": f".kvref/failures/{clause.id}-mine.jsonl" if fails else None, "checks": [check],
             }
@@ -44,7 +44,7 @@ def document(name="mine", broken=("BLOCK-05",), expected=()):
     asked = {"name": name, "seed": 0, "examples": 1, "deep": False, "slow": False, "timeout": 10, "isolate": False}
     environment = {"python": "3", "platform": "x", "packages": {}}
     return {
-        "format": 2, "kvref": "0.1.0", "implementation": who, "environment": environment, "asked": asked,
+        "format": 3, "kvref": "0.1.0", "implementation": who, "environment": environment, "asked": asked,
         "conclusion": conclusion, "not_offered": [each["clause"] for each in clauses if not each["offered"]],
         "clauses": [each for each in clauses if each["offered"]],
     }  # fmt: skip
@@ -155,7 +155,7 @@ def test_a_badge_says_what_was_found(saved, options, said):
         (lambda text: text.replace('"of": 7', f'"of": {"9" * 401}'), "not results of kvref check --json"),
         (lambda text: text.replace('"least": 50.0', '"least": NaN'), "not valid JSON: NaN is not a JSON number"),
         (lambda text: text.replace('"timeout": 10', '"timeout": -Infinity'), "not valid JSON: -Infinity is not a JSON number"),
-        (lambda text: text.replace('"format": 2', '"format": 9'), "results of format 9; this kvref reads format 2"),
+        (lambda text: text.replace('"format": 3', '"format": 9'), "results of format 9; this kvref reads format 3"),
         (lambda text: text.replace('"passed"', '"splendid"'), "not results of kvref check --json"),
         (lambda text: "[]", "not results of kvref check --json"),
     ],

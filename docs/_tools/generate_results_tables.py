@@ -7,6 +7,7 @@ from generate_findings_index import findings_link
 from kvref_conformance.clauses import spec
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.results_model import ResultFile
+from kvref_conformance.report.staleness import stale_clauses
 
 RESULTS = Path(__file__).parents[1] / "results/checks"
 JUDGED = ("passed", "failed")
@@ -21,10 +22,10 @@ def committed_runs() -> tuple[ResultFile, ...]:
 
 
 def coverage_table() -> str:
-    """A table with a row per implementation that is no engine: clauses with a verdict, and how many by derived operations."""
+    """A table with a row per implementation that is no engine: numbers of clauses judged, failed and stale."""
     lines = [
-        "| implementation | project | families | judged | of these, by derived operations | failed |",
-        "|---|---|---|---|---|---|",
+        "| implementation | project | families | judged | of these, by derived operations | failed | stale |",
+        "|---|---|---|---|---|---|---|",
     ]
     for run in committed_runs():
         if _is_engine(run):
@@ -32,9 +33,10 @@ def coverage_table() -> str:
         about, conclusion = run.document["implementation"], run.conclusion
         derived = sum(bool(result.get("through")) for result in run.verdicts.values() if result["verdict"] in JUDGED)
         judged = f"{conclusion.judged} of {conclusion.of}" + (", **not judged**" if conclusion.verdict == "not judged" else "")
+        counts = (derived, run.num_failed, len(stale_clauses(run)))
         lines.append(
-            f"| {run.name} | {findings_link(run.name, run.project)} {about['version']}, "
-            f"{about['language']} | {', '.join(about['families'])} | {judged} | {derived or ''} | {run.num_failed or ''} |"
+            f"| {run.name} | {findings_link(run.name, run.project)} {about['version']}, {about['language']} "
+            f"| {', '.join(about['families'])} | {judged} | {' | '.join(str(count or '') for count in counts)} |"
         )
     return "\n".join(lines) + "\n"
 

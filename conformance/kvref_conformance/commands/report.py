@@ -1,13 +1,13 @@
-"""`kvref report`: an HTML report of several results, changes since older results, annotations, and a failure as a script."""
+"""`kvref report`: an HTML report of results, changes since older ones, stale ones, annotations, and a failure as a script."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.exceptions import CannotRun, NotOffered, require_file
+from kvref_conformance.exceptions import CannotRun, NotOffered, printable, require_file
 from kvref_conformance.implementations import is_program
 from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.report.annotations import annotations
@@ -15,6 +15,7 @@ from kvref_conformance.report.html import is_report, write_site
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.repro_script import make_script
 from kvref_conformance.report.results_model import ResultFile, list_changes, list_still_failing
+from kvref_conformance.report.staleness import stale_clauses
 from kvref_conformance.runner.options import Effort, RunOptions
 from kvref_conformance.runner.subprocess_runner import make_runner
 from kvref_conformance.traces.format import read_trace
@@ -24,12 +25,14 @@ MAX_LABEL_LENGTH = 80  # maximum length of a label
 
 def make_report(options: argparse.Namespace) -> int:
     if options.script:
-        if other := next((name for name in ("output", "since", "annotations") if getattr(options, name)), None):
+        if other := next((name for name in ("output", "since", "annotations", "stale") if getattr(options, name)), None):
             raise CannotRun(f"--script: expected no --{other}")
         require_file("--script", options.script, "kvref check writes the traces of failures to .kvref/failures")
         return _print_script(Path(options.script), options.results)
-    if not (options.output or options.since or options.annotations):
-        ways = "--output DIR for a report, --since OLD for a list of changes, --annotations, or --script TRACE for a script"
+    if not (options.output or options.since or options.annotations or options.stale):
+        ways = (
+            "--output DIR for a report, --since OLD for a list of changes, --stale, --annotations, or --script TRACE for a script"
+        )
         raise CannotRun(f"expected {ways}")
     if not options.results:
         raise CannotRun("expected RESULTS.json, one or more files that kvref check --json wrote")
@@ -39,13 +42,14 @@ def make_report(options: argparse.Namespace) -> int:
     if options.since:
         require_file("--since", options.since, f"kvref check NAME --json {options.since} writes it")
         _print_changes(_read_results(_result_files(Path(options.since))), runs)
+    stale = options.stale and _print_stale(runs.values())
     if options.annotations:
         print("".join(f"{line}\n" for run in runs.values() for line in annotations(run)), end="")
     if options.output:
         page = write_site(Path(options.output), list(runs.values()))
         counted = f"{len(runs)} implementation{'' if len(runs) == 1 else 's'}"
         Console(highlight=False).print(Text(f"{page}: {counted}"), soft_wrap=True)
-    return 0
+    return int(stale)
 
 
 def _require_free_folder(folder: Path) -> None:
@@ -95,6 +99,21 @@ def _print_changes(before: dict[str, ResultFile], now: dict[str, ResultFile]) ->
     console.print(Text(f"{same} of {len(now)} unchanged"))
     if gone := [name for name in before if name not in now]:
         console.print(Text(f"only in the older results: {', '.join(gone)}"), soft_wrap=True)
+
+
+def _print_stale(runs: Collection[ResultFile]) -> bool:
+    """A paragraph per file with stale clauses, and one line that counts those without. Returns whether there are any."""
+    console, current = Console(highlight=False), 0
+    for run in runs:
+        reasons = stale_clauses(run)
+        current += not reasons
+        if reasons:
+            about, date = run.document["implementation"], run.document["environment"].get("date")
+            heading = f"{run.path}: {about['name']} {about['version']}{f', judged on {date}' if date else ''}"
+            lines = [printable(heading, keep_lines=False), *(f"{id}: {reason}" for id, reason in reasons.items())]
+            console.print(Text("\n  ".join(lines)), soft_wrap=True)
+    console.print(Text(f"{current} of {len(runs)} up to date"))
+    return current < len(runs)
 
 
 def _print_script(path: Path, names: list[str]) -> int:

@@ -19,7 +19,7 @@ from kvref_conformance.runner.options import RunOptions
 from kvref_conformance.runner.subprocess_runner import runs_in_subprocess
 from kvref_conformance.runner.verdict import RunVerdict
 
-FORMAT = 2
+FORMAT = 3
 MAX_FILE_BYTES = 2**26  # maximum bytes of a file; a run of all clauses has a few hundred thousand
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
 EFFORT_OPTIONS = ("seed", "examples", "deep", "slow", "real", "timeout")
@@ -136,8 +136,11 @@ def _not_offered_result(id: str) -> Result:
     """The result of a clause without a check for an offered family."""
     clause = all_clauses().get(id)
     title, chapter = (clause.title, clause.chapter) if clause else ("", id.partition("-")[0])
-    result: Result = {"clause": id, "title": title, "chapter": chapter, "verdict": "not offered", "offered": False}
-    return result | {"missing": [], "through": [], "reason": None, "shown": None, "trace": None, "checks": []}
+    digest = clause.digest if clause else ""
+    result: Result = {"clause": id, "title": title, "chapter": chapter, "digest": digest, "verdict": "not offered"}
+    return result | {
+        "offered": False, "missing": [], "through": [], "reason": None, "shown": None, "trace": None, "checks": [],
+    }  # fmt: skip
 
 
 def _reject_constant(name: str) -> float:

@@ -350,6 +350,7 @@ def clause_result(
         "clause": clause.id,
         "title": clause.title,
         "chapter": clause.chapter,
+        "digest": clause.digest,
         "verdict": verdict,
         "offered": any(offers(judge.implementation, check.family) for check in checks),
         "missing": judge.missing(checks, outcomes),
