@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from commandline import kvref
 
 from kvref_conformance.report.annotations import annotations
@@ -18,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 ISSUES = [
     (path.relative_to(ROOT).as_posix(), "github-issue-forms") for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 ]
-EXAMPLES = dict(zip(("github-workflows", "gitlab-ci"), re.findall(
+EXAMPLES = dict(zip(("github-workflows", "gitlab-ci", "pre-commit"), re.findall(
     r"```yaml\n(.*?)```", (ROOT / "docs/test-your-cache.md").read_text(encoding="utf-8"), re.DOTALL
-), strict=False))  # fmt: skip
+), strict=True))  # fmt: skip
 
 
 def require_valid(schema, *files):
@@ -36,10 +37,21 @@ def test_a_file_satisfies_its_schema(file, schema):
     require_valid(schema, ROOT / file)
 
 
-@pytest.mark.parametrize("schema", EXAMPLES)
+@pytest.mark.parametrize("schema", ["github-workflows", "gitlab-ci"])
 def test_an_example_of_the_documentation_satisfies_its_schema(schema, tmp_path):
     (tmp_path / "example.yml").write_text(EXAMPLES[schema], encoding="utf-8")
     require_valid(schema, tmp_path / "example.yml")
+
+
+def test_pre_commit_accepts_the_hook_and_the_example(tmp_path):
+    example, manifest = tmp_path / "config.yaml", ROOT / ".pre-commit-hooks.yaml"
+    example.write_text(EXAMPLES["pre-commit"], encoding="utf-8")
+    for command, file in (("validate-config", example), ("validate-manifest", manifest)):
+        done = subprocess.run([sys.executable, "-m", "pre_commit", command, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (hook,) = yaml.safe_load(manifest.read_text(encoding="utf-8"))
+    assert [each["id"] for each in yaml.safe_load(EXAMPLES["pre-commit"])["repos"][0]["hooks"]] == [hook["id"]]
+    assert hook["entry"] == "kvref check"
 
 
 def test_the_action_calls_the_command_with_options_that_exist(kvref):
