@@ -120,11 +120,25 @@ def test_a_student_works_on_a_cache(tmp_path, lab_command):
     said = lab_command("check", "mine", status=1)
     assert "broken  CONTIG-06" in said
     assert "got      21" in said
-    assert "not solved: 5 of 7 clauses hold" in said
+    assert "not solved: the first 5 of 7 clauses hold; those after CONTIG-06 are not checked yet" in said
     cache.write_text(lab_command("solution", "mine"))
     assert "solved. The next is lab 5," in lab_command("check", "mine")
     cache.write_text("class Cache\n")
     assert "SyntaxError" in lab_command("check", "mine", status=2)
+
+
+def test_a_wrong_operation_is_reported_by_the_clause_about_it(tmp_path, lab_command):
+    lab_command("start", "5", "mine")
+    cache, solution = tmp_path / "mine/cache.py", lab_command("solution", "mine")
+    cache.write_text(solution.replace("if count > self.num_free:", "if not self.num_free:"))
+    said = lab_command("check", "mine", status=1)
+    assert "broken  BLOCK-07" in said  # random sequences of calls would show it by BLOCK-02, the second of the lab
+    cache.write_text(solution.replace("self.counts[block] += 1", "self.counts[block] = min(self.counts[block] + 1, 4)"))
+    said = lab_command("check", "mine", status=1)
+    assert "the checks of all 10 clauses hold, but a random sequence of calls breaks SHARE-01" in said
+    assert "3 hints left: kvref lab hint" in said
+    lab_command("hint", "mine")
+    assert "2 hints left: kvref lab hint" in lab_command("check", "mine", status=1)
 
 
 def test_a_student_answers_questions(tmp_path, lab_command):

@@ -19,7 +19,7 @@ from kvref_conformance.exceptions import CannotRun, suggest
 from kvref_conformance.report.console import count_noun, failure_text
 from kvref_conformance.results import Result
 from kvref_conformance.runner.causes import shown_failures
-from kvref_conformance.runner.check_runner import CheckRunner, clause_result, select_checks
+from kvref_conformance.runner.check_runner import CheckRunner, Failure, clause_result, select_checks
 from kvref_conformance.runner.options import Effort, RunOptions
 from kvref_conformance.runner.subprocess_runner import make_runner
 from kvref_conformance.testlib.registry import Check
@@ -112,33 +112,47 @@ def _check(options: argparse.Namespace, console: Console) -> int:
 
 
 def _check_cache(lab: Lab, folder: Path, console: Console) -> bool:
-    run_options = RunOptions(ADAPTER, Effort(examples=EXAMPLES), lab.family)
+    run_options, holding = RunOptions(ADAPTER, Effort(examples=EXAMPLES), lab.family), 0
     with chdir(folder), closing(make_runner(run_options)) as judge:
-        for number, (clause, result) in enumerate(judge_lab(lab, judge)):
+        for clause, result in judge_lab(lab, judge):
             verdict = result["verdict"]
             if verdict == "passed":
-                console.print(Text(f"  holds   {clause.id} · {clause.title}", style="green"), soft_wrap=True)
+                holding += 1
+                if holding <= len(lab.clauses):
+                    console.print(Text(f"  holds   {clause.id} · {clause.title}", style="green"), soft_wrap=True)
                 continue
             console.print(
                 Text(f"  {'broken ' if verdict == 'failed' else 'missing'} {clause.id} · {clause.title}", style="red"),
                 soft_wrap=True,
             )
             console.print(Text(f"{_explain(result, run_options)}\n"), soft_wrap=True)
-            said = f"not solved: {number} of {count_noun(len(lab.clauses), 'clause')} hold; the next is {clause.id}. "
-            console.print(Text(said + _help(lab), style="bold red"), soft_wrap=True)
+            number = len(lab.clauses)
+            said = f"the first {holding} of {number} clauses hold; those after {clause.id} are not checked yet"
+            if holding >= number:
+                said = f"the checks of all {number} clauses hold, but a random sequence of calls breaks {clause.id}"
+            console.print(Text(f"not solved: {said}. {_help(lab, Path())}", style="bold red"), soft_wrap=True)
             return False
     return True
 
 
 def judge_lab(lab: Lab, judge: CheckRunner) -> Iterator[tuple[Clause, Result]]:
-    """Yield the clauses of a lab with their results, in the order of the lab. Writes the traces of failures."""
-    for id in lab.clauses:
-        ((clause, checks),) = select_checks(id, lab.family).items()
-        yield clause, _judge_clause(judge, clause, checks)
+    """Yield the clauses of a lab with their results, in the order of the lab. Writes the traces of failures.
+
+    First come the results of the written checks of each clause. Those of random sequences of calls follow, because they find
+    one wrong operation by whichever clause its consequences break first.
+    """
+    selected = [each for id in lab.clauses for each in select_checks(id, lab.family).items()]
+    for clause, checks in selected:
+        yield clause, _judge_clause(judge, clause, [check for check in checks if check.run])
+    for clause, checks in selected:
+        for check in checks:
+            if not check.run:
+                yield clause, _judge_clause(judge, clause, [check])
 
 
 def _judge_clause(judge: CheckRunner, clause: Clause, checks: list[Check]) -> Result:
-    outcomes = judge.judge_clause(checks)
+    found = [judge.judge_check(check) for check in checks]
+    outcomes = [judge.shrink_failure(each) if isinstance(each, Failure) else each for each in found]
     result = clause_result(judge, clause, checks, outcomes, None)
     for failure in shown_failures(result)[:1]:
         if saved := save_failure(
@@ -170,12 +184,12 @@ def _check_answers(lab: Lab, folder: Path, console: Console) -> bool:
         elif quiz.plain(answers[number]) == expected:
             console.print(Text(f"  right     {name}: {expected}", style="green"), soft_wrap=True)
         else:
-            console.print(Text(f"  wrong     {name}: not {answers[number]}. {question}", style="red"), soft_wrap=True)
+            console.print(Text(f"  wrong     {name}: not {answers[number]!r}. {question}", style="red"), soft_wrap=True)
             wrong += 1
     left = sum(answers.get(number) is None for number in right)
     if wrong or left:
         said = f"not solved: {len(right) - wrong - left} of {count_noun(len(right), 'answer')} right, {wrong} wrong. "
-        console.print(Text(said + _help(lab), style="bold red"), soft_wrap=True)
+        console.print(Text(said + _help(lab, folder), style="bold red"), soft_wrap=True)
     return not wrong and not left
 
 
@@ -212,8 +226,10 @@ _LEFT_OUT = ("  found by", "  model", "  derived", "  again")  # lines of a fail
 _SOLUTION = "kvref lab solution prints a solution"
 
 
-def _help(lab: Lab) -> str:
-    return f"{count_noun(len(lab.hints), 'hint')}: kvref lab hint"
+def _help(lab: Lab, folder: Path) -> str:
+    """What the student can do next. folder: the student's."""
+    left = len(lab.hints) - _read_record(folder)[1]
+    return f"{count_noun(left, 'hint')} left: kvref lab hint" if left else _SOLUTION
 
 
 def _next_lab(lab: Lab) -> str:

@@ -106,7 +106,11 @@ class JsonClient(ExternalImplementation):
             reply = json.loads(came)
             result = from_wire(reply["ok"]) if _is_reply(reply, id) else None
         except (ValueError, RecursionError):
-            raise self._malformed_reply(op, "a line of JSON", quote_output(came)) from None
+            raise self._malformed_reply(
+                op,
+                "a line of JSON",
+                f"{quote_output(came)} (standard output carries the replies; anything else belongs on standard error)",
+            ) from None
         except MalformedMessage as garbled:
             raise self._malformed_reply(op, *garbled.args) from None
         except NotSerializable as wrong:

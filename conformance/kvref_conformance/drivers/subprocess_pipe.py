@@ -39,7 +39,7 @@ class SubprocessPipe:
         if program is None and (folder / command[0]).is_file():
             raise PermissionError(f"{command[0]} is not executable: run chmod +x on it, or name its interpreter first")
         if program is None:
-            raise FileNotFoundError(f"no program {command[0]!r} in {folder} or on the PATH")
+            raise FileNotFoundError(f"no program {command[0]!r} in {folder} or on the PATH: build it first")
         self._command, self._folder = [program, *command[1:]], folder
         # A duplicate, because pytest may replace or close the standard streams meanwhile; it is closed with this object.
         self._stderr = os.fdopen(os.dup(2), "wb") if show_stderr else tempfile.TemporaryFile()  # noqa: SIM115

@@ -123,7 +123,8 @@ def load_implementation(name: str, show_stderr: bool = False) -> Implementation:
         near = [f"{name}:OBJECT"] if name in here else get_close_matches(name, _all_names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise CannotRun(
-            f"no implementation {name!r}: {hint}write your own as module:object; kvref list shows the names{_adapters_note()}"
+            f"no implementation {name!r}: {hint}write your own as module:object, or run this where its kvref.toml is; "
+            f"kvref list shows the names{_adapters_note()}"
         )
     return validate_implementation(name, _instantiate(name, found))
 

@@ -236,7 +236,8 @@ def print_interrupted(console: Console, results: list[Result], of: int) -> None:
     if failed:
         console.print(Text(f"not conformant: breaks {', '.join(failed)}", style="bold red"))
     judged = sum(each["verdict"] in ("passed", "failed") for each in results)
-    said = f"interrupted: {judged} of {of} clauses judged, {of - len(results)} did not run"
+    others = f"{len(results) - judged} not offered, {of - len(results)} did not run"
+    said = f"interrupted: {judged} of {of} clauses judged, {others}"
     console.print(Text(said, style="bold yellow"))
 
 

@@ -96,7 +96,7 @@ def _probe_family(subject: Subject, family: str) -> OperationStatus:
         if isinstance(got.get(step), ObjectProxy):
             objects["buffer"] = got[step].id
     missing = [op for op in dict.fromkeys(map(operation_of, steps)) if op not in found]
-    said = {op: subject.declined.get(op, "").removeprefix(op).strip() for op in missing}
+    said = {op: subject.declined.get(op, "").removeprefix(op).strip(": ") for op in missing}
     given = {
         op: reason.removeprefix("(").removesuffix(")") if reason.startswith("(") else reason
         for op, reason in said.items()

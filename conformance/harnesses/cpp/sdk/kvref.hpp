@@ -23,6 +23,10 @@
 // and another name has one length in the whole call. An axis "..." stands for any further axes.
 #pragma once
 
+#if defined(_MSVC_LANG) ? _MSVC_LANG < 201703L : __cplusplus < 201703L
+#error "kvref.hpp needs C++17: compile with -std=c++17 or a newer standard"
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cmath>
