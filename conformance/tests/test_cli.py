@@ -174,8 +174,8 @@ def test_what_is_not_offered_is_not_passed(kvref):
     [
         (
             ["nump"],
-            "no implementation 'nump': did you mean 'numpy'? write your own as module:object, or run this where its kvref.toml is; "
-            "kvref list shows the names",
+            "no implementation 'nump': did you mean 'numpy'? write your own as module:object, or run this where its kvref.toml "
+            "is; kvref list shows the names",
         ),
         (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module, got a file: write mine:Cache"),
         (["mine:Missing"], "mine has no 'Missing'"),
