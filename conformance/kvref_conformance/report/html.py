@@ -1,8 +1,9 @@
 """The HTML report of several runs: static pages that work from a file:// address without a network.
 
 `index.html` is a table of implementations and chapters. `clauses.html` has a table per chapter, of its clauses and the
-implementations that offer any of them. Each implementation and each clause has its own page. The page of a clause shows the calls of each failure, with a player for its trace. Text of
-implementations is untrusted: the templates escape everything, and the Markdown of the clauses is rendered without raw HTML.
+implementations that offer any of them. Each implementation and each clause has its own page. The page of a clause shows the
+calls of each failure, with a player for its trace. Text of implementations is untrusted: the templates escape everything, and
+the Markdown of the clauses is rendered without raw HTML.
 """
 
 import shutil
