@@ -26,6 +26,7 @@ html_extra_path = ["results", "_matrix"]  # measured results, and the report gen
 html_show_sphinx = False
 html_copy_source = False
 html_use_index = html_domain_indices = False
+html_search_scorer = str(Path(__file__).parent / "_tools/search_scorer.js")
 html_theme_options = {"top_of_page_buttons": []}
 
 html_math_renderer = "mathml"

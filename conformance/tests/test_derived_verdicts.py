@@ -70,7 +70,7 @@ def test_a_mark_in_the_report_tells_a_verdict_through_others_from_one_without(kv
     write_site(tmp_path / "site", [ResultFile(tmp_path / "out.json", read_json(tmp_path / "out.json"))])
     page = (tmp_path / "site/clauses.html").read_text(encoding="utf-8")
     assert page.count("<sup>*</sup>") == 1
-    assert f'title="PAGED-11, reference: passed; {GATHERED}"' in page
+    assert page.count(f'href="clauses/PAGED-11.html#reference" data-through="{GATHERED}"') == page.count("data-through=") == 1
     assert "judged with derived operations" in page  # the legend
     assert f"<code>{GATHERED}</code>" in (tmp_path / "site/clauses/PAGED-11.html").read_text(encoding="utf-8")
     assert GATHERED not in (tmp_path / "site/clauses/LAW-12.html").read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def test_a_failing_mark_leads_to_its_clause_and_its_trace(open_report):
     page = open_report()
     row = page.locator("tr.clause", has_text="BLOCK-05")
     assert row.locator("a.trace").first.get_attribute("href") == "traces/one/BLOCK-05.jsonl"
-    row.locator("a.mark").first.click()
+    row.locator("a.verdict").first.click()
     assert page.url.endswith("clauses/BLOCK-05.html#one")
     assert page.locator("h1").text_content().startswith("BLOCK-05")
     assert page.locator("article#one .pill").text_content() == "failed"

@@ -5,11 +5,16 @@ The site has to be built (nox -s docs). If AXE names a copy of axe-core, it chec
 
 import os
 import re
+import threading
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from browser import SITE, needs_site
+
+from kvref_conformance.clauses import all_clauses, spec
 
 AXE = os.environ.get("AXE", "")
 pytestmark = [pytest.mark.browser, needs_site]
@@ -77,6 +82,63 @@ def test_a_file_that_names_itself_is_named_once():
             assert not text.endswith(named[1], 0, named.start()), page
 
 
+LARGEST_PAGE = 2**20  # bytes
+MOST_ELEMENTS = 40_000  # of one page: more take a browser longer than a second
+
+
+def test_no_page_is_large():
+    sizes = {page: (SITE / page).stat().st_size for page in PAGES}
+    assert {page: size for page, size in sizes.items() if size > LARGEST_PAGE} == {}
+
+
+@pytest.mark.parametrize("page", ["matrix/index.html", "matrix/clauses.html", "findings.html"])
+def test_a_table_of_results_has_few_elements(open_page, page):
+    assert 1000 < open_page(SITE / page).evaluate("document.querySelectorAll('*').length") < MOST_ELEMENTS
+
+
+@pytest.fixture(scope="module")
+def address():
+    """The address of the site on a local server: a search reads pages, which browsers forbid for files."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=SITE)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def search(browser, address):
+    """The links that a search finds, in order."""
+    page = browser.new_page()
+
+    def search(query):
+        page.goto(f"{address}/search.html?q={query}")
+        links = page.locator("#search-results li a")
+        links.nth(3).wait_for()
+        return links.all()
+
+    yield search
+    page.close()
+
+
+@pytest.mark.parametrize("query", ["SHARE-05", "FMT-LEVEL-02", "law-18"])
+def test_a_search_for_the_id_of_a_clause_lists_the_clause_first(search, query):
+    clause = all_clauses()[query.upper()]
+    (chapter,) = [each for each in spec() if clause in each.clauses]
+    first = search(query)[0]
+    title = f"{clause.id} · {clause.title}".replace("`", "")
+    assert first.text_content() == f"{chapter.title} ({chapter.code}) > {title}"
+    assert first.get_attribute("href").endswith(f"spec/{clause.path.stem}.html#{clause.id.lower()}")
+
+
+def test_a_search_for_a_word_that_begins_ids_lists_pages_first(search):
+    assert not [link for link in search("share")[:4] if "SHARE-" in link.text_content()]
+
+
 def test_pictures_are_dark_in_the_dark_theme(open_page):
     for scheme, theme, filtered in (
         ("light", "auto", False),
@@ -93,7 +155,7 @@ def test_pictures_are_dark_in_the_dark_theme(open_page):
 @pytest.mark.parametrize("page", some_of("matrix/clauses/", "matrix/implementations/"))
 def test_a_page_fits_and_is_quiet(open_page, page):
     opened = open_page(SITE / page, 1280)
-    for width in (1280, 360):
+    for width in (1280, 390, 360):
         opened.set_viewport_size({"width": width, "height": 800})
         assert opened.evaluate("document.documentElement.scrollWidth") <= width
         assert opened.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)") == []

@@ -76,7 +76,9 @@ def _chapter_page(chapter: Chapter, results: dict[str, dict[str, str]]) -> str:
 
 
 def _clause_section(clause: Clause, results: dict[str, dict[str, str]]) -> str:
-    parts = [f"({clause.id})=", f"## {clause.id} · {clause.title}", clause.text, f"*Why.* {clause.why}"]
+    # the target of links to the clause, and the entry by which the search finds its id
+    parts = [f"```{{index}} ! {clause.id}\n:name: {clause.id.lower()}\n```"]
+    parts += [f"## {clause.id} · {clause.title}", clause.text, f"*Why.* {clause.why}"]
     parts.append(f"```python\n{clause.example}\n```")
     if clause.differs:
         parts.append(f"*Differs from.* {clause.differs}")
@@ -93,4 +95,6 @@ def _clause_section(clause: Clause, results: dict[str, dict[str, str]]) -> str:
         names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
         if names:
             parts.append(f"*{label}:* {', '.join(findings_link(name, name, '../../') for name in names)}.")
+    if any(clause.id in verdicts for verdicts in results.values()):
+        parts.append(f'<a href="../matrix/clauses/{clause.id}.html">All verdicts, and the calls of each failure</a>')
     return "\n\n".join(parts) + "\n"

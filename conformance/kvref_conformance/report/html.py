@@ -1,8 +1,9 @@
 """The HTML report of several runs: static pages that work from a file:// address without a network.
 
-`index.html` is a table of implementations and chapters, `clauses.html` one of clauses and implementations. Each implementation
-and each clause has its own page. The page of a clause shows the calls of each failure, with a player for its trace. Text of
-implementations is untrusted: the templates escape everything, and the Markdown of the clauses is rendered without raw HTML.
+`index.html` is a table of implementations and chapters. `clauses.html` has a table per chapter, of its clauses and the
+implementations that offer any of them. Each implementation and each clause has its own page. The page of a clause shows the
+calls of each failure, with a player for its trace. Text of implementations is untrusted: the templates escape everything, and
+the Markdown of the clauses is rendered without raw HTML.
 """
 
 import shutil
@@ -74,7 +75,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         "clauses.html",
         "clauses.html",
         runs=runs,
-        chapters=chapters,
+        tables=[(chapter, rows, _offering_columns(rows)) for chapter, rows in chapters],
         families=[family for family in names() if any(family in row.families for row in rows)],
         verdicts=[each for each in VERDICT_SIGNS if each in there],
         derived=any(cell.through for row in rows for cell in row.cells),
@@ -136,6 +137,11 @@ def _clause_row(clause: Clause, runs: list[ResultFile], findings: Findings) -> C
         for run in runs
     ]
     return ClauseRow(clause, families, tuple(cells))
+
+
+def _offering_columns(rows: list[ClauseRow]) -> list[int]:
+    """The positions of the runs that offer the family of any of these clauses."""
+    return [at for at in range(len(rows[0].cells)) if any(row.cells[at].is_offered for row in rows)]
 
 
 def _trace_text(cell: MatrixCell) -> str | None:

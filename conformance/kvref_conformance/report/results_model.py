@@ -116,6 +116,11 @@ class MatrixCell:
         return self.result["verdict"] if self.result else "no result"
 
     @property
+    def is_offered(self) -> bool:
+        """Whether the implementation has a family with a check of the clause."""
+        return bool(self.result and self.result["offered"])
+
+    @property
     def is_failed(self) -> bool:
         return self.verdict in FAILED_VERDICTS
 
