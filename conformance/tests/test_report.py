@@ -13,6 +13,7 @@ from kvref_conformance.report.json_file import ResultsError, read_json
 from kvref_conformance.report.player_element import SCRIPTS
 from kvref_conformance.report.results_model import FindingLink, ResultFile
 from kvref_conformance.runner.verdict import overall_verdict
+from kvref_conformance.testlib.registry import all_checks
 
 EVIL = "<script>alert(1)</script>\"'&"
 FAILED = {"what": EVIL, "expected": EVIL, "got": EVIL}
@@ -246,6 +247,23 @@ def test_a_share_tells_what_failed_what_passed_and_what_of_it_through_others(sav
     text = page.read_text(encoding="utf-8")
     assert 'title="BLOCK, one: 2 failed; 5 passed, 2 of them with derived operations"' in text
     assert text.count("of them with derived operations</li>") == 1
+
+
+def test_stale_clauses_are_counted_and_listed(saved, tmp_path):
+    current, old = saved("current"), saved("old")
+    for run in (current, old):  # a run of the clauses BLOCK-*, with all checks of today
+        clauses = [clause for clause in run.document["clauses"] if clause["offered"]]
+        for clause in clauses:
+            names = [check.name for check in all_checks() if (check.clause, check.family) == (clause["clause"], "blocks")]
+            clause["checks"] += [{**clause["checks"][0], "check": name} for name in names]
+        run.document["clauses"], run.document["conclusion"]["whole"] = clauses, False
+    old.document["clauses"][0]["digest"] = "0" * 8
+    page = write_site(tmp_path / "site", [current, old]).read_text(encoding="utf-8")
+    assert page.count(" stale</a>") == 1
+    assert '<a href="implementations/old.html#stale">1 stale</a>' in page
+    about = (tmp_path / "site/implementations/old.html").read_text(encoding="utf-8")
+    assert f"<li>{old.document['clauses'][0]['clause']}: its text changed</li>" in about
+    assert 'id="stale"' not in (tmp_path / "site/implementations/current.html").read_text(encoding="utf-8")
 
 
 def test_a_failure_leads_to_what_is_said_of_it(saved, tmp_path):

@@ -21,6 +21,7 @@ from kvref_conformance.families import names
 from kvref_conformance.report import player_element
 from kvref_conformance.report.console import conclusion_text
 from kvref_conformance.report.results_model import VERDICT_SIGNS, ChapterShare, FindingLink, MatrixCell, ResultFile
+from kvref_conformance.report.staleness import stale_clauses
 from kvref_conformance.report.trace_links import find_trace
 from kvref_conformance.testlib.registry import all_checks
 
@@ -69,6 +70,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         projects=sorted({run.project for run in runs}),
         languages=sorted({each["language"] for each in about}),
         families=[family for family in names() if any(family in each["families"] for each in about)],
+        stale={run.slug: len(stale_clauses(run)) for run in runs},
         derived=any(share.num_derived for _, of_run in shares for share in of_run),
     )
     page(
@@ -84,7 +86,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         for row in of_chapter:
             page(f"clauses/{row.clause.id}.html", "clause.html", chapter=chapter, row=row)
     for run, of_run in shares:
-        page(f"implementations/{run.slug}.html", "implementation.html", run=run, shares=of_run)
+        page(f"implementations/{run.slug}.html", "implementation.html", run=run, shares=of_run, stale=stale_clauses(run))
         (folder / "badges" / f"{run.slug}.svg").write_text(make_badge(run), encoding="utf-8")
     for cell in [cell for row in rows for cell in row.cells if cell.trace]:
         (folder / cell.file).parent.mkdir(exist_ok=True)
