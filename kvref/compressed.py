@@ -3,6 +3,10 @@
 A block is room for one sequence. It has three parts: a ring of window + rollback latents, the window; a ring of ratio + rollback
 contributions with their gates, the compressor state; and one row per complete group. The token at position p is at p modulo the
 size of a ring. A row is computed when the last token of its group is appended, and then never again.
+
+The error bound of a row. Before the rotation, number i is the attention of the query 1 over keys of one number, and its bound b[i]
+is that of ATTN-04. A rotation is linear and preserves lengths: an error (b[i], b[i + 1]) of a pair becomes an error of at most
+hypot(b[i], b[i + 1]) in each number, and the rotation adds BOUND (see `kvref.rope`) times the length of the pair.
 """
 
 import math
@@ -40,8 +44,8 @@ class CompressedConfig:
     """Sizes of a CompressedCache. Raises ConfigError (LAW-12, COMPR-04).
 
     - `num_blocks`: the largest number of sequences. `max_tokens`: the largest number of tokens of one.
-    - `head_dim`: the numbers of a latent, of a contribution, of its gates and of a row. `rope_dim`: how many of them, the last ones,
-      are rotated in a row; an even number, 0 for none.
+    - `head_dim`: the numbers of a latent, of a contribution, of its gates and of a row. `rope_dim`: how many of them, the last
+      ones, are rotated in a row; an even number, 0 for none.
     - `window`: the last tokens that a query sees as they are, at least ratio - 1. `ratio`: tokens per row.
     - `rollback`: the number of newest tokens that `truncate` can always remove (COMPR-05).
     """
@@ -170,8 +174,8 @@ class CompressedCache:
     def truncate(self, sequence: int, length: int) -> None:
         """Remove all tokens but the first `length` (COMPR-05).
 
-        Raises PositionOutOfRange unless `length` is in `[0, length(sequence) + 1)`, or NotTruncatable if a token of the window, or of
-        the group that becomes incomplete, was overwritten.
+        Raises PositionOutOfRange unless `length` is in `[0, length(sequence) + 1)`, or NotTruncatable if a token of the window,
+        or of the group that becomes incomplete, was overwritten.
         """
         state, config = self._known(sequence), self.config
         length = in_range(length, state.length + 1, PositionOutOfRange, "length")

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, may_raise, raises
-from kvref_conformance.testlib.fixtures import new_object, random_tokens
+from kvref_conformance.testlib.fixtures import new_object, random_tokens, supports
 from kvref_conformance.testlib.law_adapter import unknown_ids
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
@@ -91,7 +92,23 @@ def rows_are_gated_sums(subject: Subject) -> None:
 @check("COMPR-02b", "compressed")
 def rows_are_rotated_for_their_first_token(subject: Subject) -> None:
     fixture = CompressedFixture(subject, max_tokens=200)
-    fixture.append(fixture.sequence, 5 * fixture.ratio)
+    dim, ratio, rotated = fixture.dim, fixture.ratio, fixture.config["rope_dim"]
+    if not rotated:
+        raise NotOffered("a rope_dim greater than 0")
+    count = min(5, fixture.config["max_tokens"] // ratio)
+    # Each pair of a row is (1, 0) before the rotation, and the other numbers are 1.
+    row = np.ones(dim, np.float32)
+    row[dim - rotated + 1 :: 2] = 0
+    rows = np.repeat(row[None], count * ratio, axis=0)
+    fixture.cache.append(fixture.sequence, rows, rows, np.zeros_like(rows))
+    got = np.asarray(fixture.cache.read_rows(fixture.sequence))
+    for group in range(count):
+        angles = [group * ratio * 160_000.0 ** (-pair / rotated) for pair in range(0, rotated, 2)]
+        turned = np.array([part for angle in angles for part in (np.cos(angle), np.sin(angle))])
+        want = np.concatenate([np.ones(dim - rotated), turned])
+        # A weighted mean of equal numbers has the roundings of ATTN-04, far below 1e-5; the rotation adds 3 * 2**-24 (kvref.rope)
+        assert_within(got[group], want, np.full(dim, 1e-5), f"row {group}")
+    fixture.append(fixture.sequence, 2)
     fixture.see()
 
 
@@ -110,8 +127,8 @@ def chunks_do_not_change_rows(subject: Subject) -> None:
 @check("COMPR-03a", "compressed")
 def queries_see_their_window_and_complete_groups(subject: Subject) -> None:
     for before, count in ((0, 1), (0, 12), (2, 7), (11, 3), (17, 12)):
-        fixture = CompressedFixture(subject, before)
         for heads in (1, 4):
+            fixture = CompressedFixture(subject, before)
             query = random_tokens(subject, count, heads, fixture.dim)
             fixture.cache.step(fixture.sequence, query, *fixture.tokens(count), 0.25)
     # The mean of what a query sees, if all scores are 0.
@@ -147,11 +164,19 @@ def step_with_another_number_of_queries_raises(subject: Subject) -> None:
 
 @check("COMPR-04", "compressed")
 def windows_that_hide_tokens_raise(subject: Subject) -> None:
-    for wrong in ({"window": 2, "ratio": 4}, {"rope_dim": 3}, {"rope_dim": 6, "head_dim": 5}):
-        small = {"num_blocks": 2, "head_dim": 5, "rope_dim": 4, "window": 6, "ratio": 3, "max_tokens": 12, "rollback": 1}
-        with raises("ConfigError"):
-            subject.create("compressed", **small | wrong)
-    new_object(subject, "compressed", window=3, ratio=4)
+    config, tried = new_object(subject, "compressed").config, 0
+    ratio, dim = config["ratio"], config["head_dim"]
+    odd = (("rope_dim", each) for each in range(1, dim + 1, 2))
+    for name, wrong in (("window", ratio - 2), *odd, ("rope_dim", dim // 2 * 2 + 2)):
+        if wrong > 0 and supports(subject, name, wrong):
+            tried += 1
+            with raises("ConfigError"):
+                subject.new("compressed", **config | {name: wrong})
+    if not tried:
+        raise NotOffered("a window or a rope_dim that is too small, too large or odd")
+    if supports(subject, "window", max(1, ratio - 1)):
+        fixture = CompressedFixture(subject, 2 * ratio, window=max(1, ratio - 1))
+        fixture.see()
 
 
 @check("COMPR-05ac", "compressed")
@@ -271,5 +296,19 @@ def append_beyond_max_tokens_changes_nothing(subject: Subject) -> None:
     with raises("CapacityExceeded"):
         fixture.cache.step(fixture.sequence, random_tokens(subject, 2, 1, fixture.dim), *fixture.tokens(2))
     fixture.see()
+    fixture.append(fixture.sequence, 1)
+    fixture.see()
+
+
+@check("LAW-18", "compressed")
+def rows_of_model_sizes_are_right(subject: Subject) -> None:
+    """The sizes of DeepSeek V4: rows of 512 numbers, 64 of them rotated, and windows and groups of 128 tokens."""
+    fixture = CompressedFixture(subject, head_dim=512, rope_dim=64, window=128, ratio=128, max_tokens=700, rollback=3)
+    for count in (127, 1, 130, 126, 257):
+        fixture.append(fixture.sequence, count)
+    fixture.see()
+    query = random_tokens(subject, 3, 4, fixture.dim)
+    fixture.cache.step(fixture.sequence, query, *fixture.tokens(3))
+    fixture.cache.truncate(fixture.sequence, fixture.cache.length(fixture.sequence) - 3)
     fixture.append(fixture.sequence, 1)
     fixture.see()

@@ -201,7 +201,9 @@ def a_complete_group_becomes_incomplete(call: ModelCall) -> bool:
 def a_query_precedes_the_end_of_a_group(call: ModelCall) -> bool:
     found, ratio = call.model.sequences.get(call.args["sequence"]), call.model.ratio
     count = len(call.args["latents"])
-    return bool(found and count and (len(found.tokens) + 1) % ratio and (len(found.tokens) + count) // ratio > len(found.tokens) // ratio)
+    return bool(
+        found and count and (len(found.tokens) + 1) % ratio and (len(found.tokens) + count) // ratio > len(found.tokens) // ratio
+    )
 
 
 @state("compressed", "restore")
