@@ -4,9 +4,9 @@ A block is room for one sequence. It has three parts: a ring of window + rollbac
 contributions with their gates, the compressor state; and one row per complete group. The token at position p is at p modulo the
 size of a ring. A row is computed when the last token of its group is appended, and then never again.
 
-The error bound of a row. Before the rotation, number i is the attention of the query 1 over keys of one number, and its bound b[i]
-is that of ATTN-04. A rotation is linear and preserves lengths: an error (b[i], b[i + 1]) of a pair becomes an error of at most
-hypot(b[i], b[i + 1]) in each number, and the rotation adds BOUND (see `kvref.rope`) times the length of the pair.
+The error bound of a row. Before the rotation, number i is the attention of the query 1 over keys of one number, and its bound
+b[i] is that of ATTN-04. A rotation is linear and preserves lengths: an error (b[i], b[i + 1]) of a pair becomes an error of at
+most hypot(b[i], b[i + 1]) in each number, and the rotation adds BOUND (see `kvref.rope`) times the length of the pair.
 """
 
 import math

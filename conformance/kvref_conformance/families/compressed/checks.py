@@ -70,7 +70,8 @@ def append_of_uneven_arrays_changes_nothing(subject: Subject) -> None:
     fixture = CompressedFixture(subject, 2)
     good = fixture.tokens(2)
     for at in range(3):
-        for wrong in (good[at][:1], good[at][0], good[at][:, None], np.zeros((2, fixture.dim + 1), np.float32)):
+        longer, wider = np.concatenate([good[at], good[at][:1]]), np.zeros((2, fixture.dim + 1), np.float32)
+        for wrong in (good[at][:1], longer, good[at][0], good[at][:, None], wider):
             with raises("ShapeMismatch"):
                 fixture.cache.append(fixture.sequence, *good[:at], wrong, *good[at + 1 :])
     fixture.see()
@@ -122,6 +123,16 @@ def chunks_do_not_change_rows(subject: Subject) -> None:
             fixture.cache.append(fixture.sequence, *(part[start : start + count] for part in latents))
             start += count
             fixture.see()
+
+
+@check("COMPR-02c", "compressed")
+def rows_do_not_depend_on_the_former_owner_of_a_block(subject: Subject) -> None:
+    fixture = CompressedFixture(subject, 11, num_blocks=1)
+    for count in (4, 13):
+        fixture.cache.drop(fixture.sequence)
+        fixture.sequence = int(fixture.cache.create())
+        fixture.append(fixture.sequence, count)
+        fixture.see()
 
 
 @check("COMPR-03a", "compressed")
@@ -244,8 +255,9 @@ def restored_sequences_have_all_three_parts(subject: Subject) -> None:
     handle = cache.offload(sequence)
     fixture.append(sequence, 5)
     fixture.see()
-    cache.drop(sequence)
-    for _ in range(2):
+    for owner_exists in (True, False) if cache.config["num_blocks"] > 1 else (False,):
+        if not owner_exists:
+            cache.drop(sequence)
         restored = int(cache.restore(handle))
         assert_same(cache.read_window(restored), window, "window of a restored sequence")
         assert_same(cache.read_rows(restored), rows, "rows of a restored sequence")

@@ -66,7 +66,7 @@ class CompressedLawAdapter(LawAdapter):
 
     def read_unconverted(self) -> Any:
         contributions, _ = self.cache.as_is("read_state", self.sequence)
-        return self.cache.as_is("read_window", self.sequence)[:, None], contributions[:, None]
+        return self.cache.as_is("read_window", self.sequence)[:, None, :], contributions[:, None, :]
 
     def clear(self) -> None:
         self.cache.drop(self.sequence)
