@@ -146,14 +146,10 @@ class CompressedCache:
         first = max(0, start - config.window + 1)
         before = self._stores[0].read(self._slots(state, 0, np.arange(first, start)))  # before new tokens overwrite the ring
         self._append(state, latents, contributions, gates)
-        rows = self._stores[3].read(self._slots(state, 3, np.arange(state.length // config.ratio)))
+        rows = self._stores[3].read(self._slots(state, 3, np.arange(self._num_rows(state))))
         entries = xp.concat([before, latents[:, None, :], rows], axis=0)
-        queries = np.arange(start, start + count)[:, None]
-        positions, groups = np.arange(first, start + count)[None, :], np.arange(rows.shape[0])[None, :]
-        in_window = (positions <= queries) & (positions > queries - config.window)
-        complete = (groups + 1) * config.ratio - 1 <= queries
-        mask = self._backend.asarray(np.concatenate([in_window, complete], axis=1))
-        return self._backend.attend(query, entries, entries, _scale(scale, config.head_dim), mask)
+        mask = self._visible(np.arange(start, start + count), np.arange(first, start + count), np.arange(rows.shape[0]))
+        return self._backend.attend(query, entries, entries, _scale(scale, config.head_dim), self._backend.asarray(mask))
 
     def read_window(self, sequence: int) -> Array:
         """Return the latents of the tokens that the next query sees, its own aside: float32 [n, head_dim], at most window - 1."""
@@ -163,7 +159,7 @@ class CompressedCache:
     def read_rows(self, sequence: int) -> Array:
         """Return the rows of all complete groups: float32 [length // ratio, head_dim]."""
         state = self._known(sequence)
-        return self._read(state, 3, np.arange(state.length // self.config.ratio))
+        return self._read(state, 3, np.arange(self._num_rows(state)))
 
     def read_state(self, sequence: int) -> tuple[Array, Array]:
         """Return the contributions and gates of the incomplete group: float32 [length % ratio, head_dim] each."""
@@ -253,6 +249,16 @@ class CompressedCache:
             kept = np.arange(max(start, end - self._sizes[index]), end)  # of more tokens than slots, the last ones
             self._put(state, index, kept, new[end - start - len(kept) :, :])
         state.length, state.end = end, max(state.end, end)
+
+    def _num_rows(self, state: _Sequence) -> int:
+        return state.length // self.config.ratio
+
+    def _visible(self, queries: NDArray[np.int64], positions: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of the latents at `positions`, and of the rows of `groups`, each query sees: [queries, positions + groups]."""
+        at = queries[:, None]
+        in_window = (positions <= at) & (positions > at - self.config.window)
+        complete = (groups + 1) * self.config.ratio - 1 <= at
+        return np.concatenate([in_window, complete], axis=1)
 
     def _compress(self, contributions: Array, gates: Array, position: int) -> Array:
         """The row of a group: float32 [1, head_dim]. contributions, gates: [ratio, head_dim]. position: of its first token.

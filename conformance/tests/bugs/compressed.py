@@ -5,23 +5,23 @@ import numpy as np
 from bugs.plant import bug, hidden, in_source
 from kvref.compressed import CompressedCache, CompressedConfig
 
-(APPEND, COMPRESS, STEP, WINDOW, ROWS, STATE, TRUNCATE, OPEN, FORK, DROP, OFFLOAD, RESTORE, DISCARD, ACCEPTED) = (
+(APPEND, COMPRESS, STEP, WINDOW, ROWS, STATE, TRUNCATE, OPEN, FORK, DROP, OFFLOAD, RESTORE, DISCARD, ACCEPTED, VISIBLE) = (
     f"kvref.compressed.CompressedCache.{name}"
     for name in (
         "_append", "_compress", "step", "read_window", "read_rows", "read_state", "truncate", "_open", "fork", "drop",
-        "offload", "restore", "discard", "_accepted",
+        "offload", "restore", "discard", "_accepted", "_visible",
     )
 )  # fmt: skip
 
 
 @bug("COMPR-01")
 def the_row_of_an_incomplete_group_is_returned(patch):
-    in_source(patch, ROWS, "state.length // self.config.ratio", "-(-state.length // self.config.ratio)")
+    in_source(patch, ROWS, "self._num_rows(state)", "-(-state.length // self.config.ratio)")
 
 
 @bug("COMPR-01")
 def rows_are_returned_newest_first(patch):
-    in_source(patch, ROWS, "np.arange(state.length // self.config.ratio)", "np.arange(state.length // self.config.ratio)[::-1]")
+    in_source(patch, ROWS, "np.arange(self._num_rows(state))", "np.arange(self._num_rows(state))[::-1]")
 
 
 @bug("COMPR-01")
@@ -166,33 +166,33 @@ def the_row_of_an_older_owner_remains(patch):
 
 @bug("COMPR-03")
 def a_query_sees_one_token_too_few(patch):
-    in_source(patch, STEP, "positions > queries - config.window", "positions > queries - config.window + 1")
+    in_source(patch, VISIBLE, "positions > at - self.config.window", "positions > at - self.config.window + 1")
 
 
 @bug("COMPR-03")
 def a_query_sees_later_tokens(patch):
-    in_source(patch, STEP, "(positions <= queries) &", "")
+    in_source(patch, VISIBLE, "(positions <= at) &", "")
 
 
 @bug("COMPR-03")
 def a_query_sees_the_row_of_its_own_group(patch):
-    in_source(patch, STEP, "(groups + 1) * config.ratio - 1 <= queries", "groups * config.ratio <= queries")
+    in_source(patch, VISIBLE, "(groups + 1) * self.config.ratio - 1 <= at", "groups * self.config.ratio <= at")
 
 
 @bug("COMPR-03")
 def a_query_sees_all_rows(patch):
-    in_source(patch, STEP, "(groups + 1) * config.ratio - 1 <= queries", "groups + 0 * queries >= 0")
+    in_source(patch, VISIBLE, "(groups + 1) * self.config.ratio - 1 <= at", "groups + 0 * at >= 0")
 
 
 @bug("COMPR-03")
 def the_last_query_of_a_group_does_not_see_its_row(patch):
-    in_source(patch, STEP, "(groups + 1) * config.ratio - 1 <= queries", "(groups + 1) * config.ratio <= queries")
+    in_source(patch, VISIBLE, "(groups + 1) * self.config.ratio - 1 <= at", "(groups + 1) * self.config.ratio <= at")
 
 
 @bug("COMPR-03")
 def rows_of_tokens_in_the_window_are_not_seen(patch):
-    in_source(patch, STEP, "(groups + 1) * config.ratio - 1 <= queries",
-              "(groups + 1) * config.ratio - 1 <= queries - config.window")  # fmt: skip
+    in_source(patch, VISIBLE, "(groups + 1) * self.config.ratio - 1 <= at",
+              "(groups + 1) * self.config.ratio - 1 <= at - self.config.window")  # fmt: skip
 
 
 @bug("COMPR-03")
@@ -209,10 +209,12 @@ def the_window_is_read_after_new_tokens_overwrote_it(patch):
 
 @bug("COMPR-03")
 def rows_and_the_window_have_softmaxes_of_their_own(patch):
-    in_source(patch, STEP, "return self._backend.attend(query, entries, entries, _scale(scale, config.head_dim), mask)",
-              "each = [np.concatenate([in_window, 0 * complete], 1), np.concatenate([0 * in_window, complete], 1)]\n"
-              "    parts = [self._backend.attend(query, entries, entries, _scale(scale, config.head_dim), m > 0) for m in each]\n"
-              "    return xp.where(xp.asarray(complete.any(1))[:, None, None], (parts[0] + parts[1]) / 2, parts[0])")  # fmt: skip
+    attend = "self._backend.attend(query, entries, entries, _scale(scale, config.head_dim), self._backend.asarray({}))"
+    in_source(patch, STEP, "return " + attend.format("mask"),
+              "rows_only = np.arange(mask.shape[1]) >= start + count - first\n"
+              f"    parts = [{attend.format('m')} for m in (mask & ~rows_only, mask & rows_only)]\n"
+              "    has_rows = (mask & rows_only).any(1)[:, None, None]\n"
+              "    return np.where(has_rows, (parts[0] + parts[1]) / 2, parts[0])")  # fmt: skip
 
 
 @bug("COMPR-03")
