@@ -51,7 +51,7 @@ OTHERWISE = ("--examples", "10", "--seed", "1")
 MUTATED = (
     "formats", "block_pool", "block_tables", "buffers", "contiguous", "paged", "prefix", "rope", "quantized", "tiered", "pooled",
     "rows", "attention", "validation", "block_sequences", "windowed", "grouped", "latent", "channels", "sharded", "recurrent",
-    "transfer", "recurrences", "hybrid", "pruned", "ragged", "sparse", "tree", "cross",
+    "transfer", "recurrences", "hybrid", "pruned", "ragged", "sparse", "tree", "cross", "compressed",
 )  # fmt: skip
 ADAPTERS = Path("conformance/adapters")  # the distribution kvref-adapters
 ENTRIES = tomllib.loads((Path(__file__).parent / ADAPTERS / "pyproject.toml").read_text())["project"]["entry-points"]

@@ -12,6 +12,7 @@ from kvref.block_pool import BlockPool
 from kvref.block_tables import BlockTables
 from kvref.buffers import Buffer, BufferPool
 from kvref.channels import ChannelCache, ChannelConfig
+from kvref.compressed import CompressedCache, CompressedConfig
 from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.cross import CrossCache, CrossConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
@@ -46,6 +47,8 @@ __all__ = [
     "BufferPool",
     "ChannelCache",
     "ChannelConfig",
+    "CompressedCache",
+    "CompressedConfig",
     "ContiguousCache",
     "ContiguousConfig",
     "CrossCache",

@@ -18,7 +18,7 @@ from string import ascii_lowercase
 CHAPTERS = (
     "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "channels",
     "tiered", "edits", "moving", "buffers", "pooled", "latents", "sharded", "transfer", "recurrent", "pruned", "ragged", "cross",
-    "sparse", "tree", "attention", "kernels", "engines",
+    "sparse", "compressed", "tree", "attention", "kernels", "engines",
 )  # fmt: skip
 
 _CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")

@@ -17,6 +17,7 @@ from kvref_conformance.oracle.formats import ROTATED_FORMATS, STATIC_FORMATS
 MOST_FORMATS = tuple(name for name in FORMATS if name not in (*STATIC_FORMATS, *ROTATED_FORMATS))  # few mutants use these two
 CONFIGS: dict[str, Any] = {
     "channels": kvref.ChannelConfig,
+    "compressed": kvref.CompressedConfig,
     "contiguous": kvref.ContiguousConfig,
     "cross": kvref.CrossConfig,
     "grouped": kvref.GroupedConfig,

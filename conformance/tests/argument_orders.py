@@ -459,6 +459,41 @@ class Cross(Picky, kvref.CrossCache):
         super().append(keys, values, counts)
 
 
+class Compressed(Picky, kvref.CompressedCache):
+    def of_tokens(self, sequence: int, *arrays: Any) -> Wrong:
+        shape = None, self.config.head_dim
+        length = self.length(sequence) if sequence in self._sequences else 0
+        full = length + count_of(shape, *arrays) > self.config.max_tokens
+        unknown = when(sequence not in self._sequences, errors.SequenceNotFound)
+        return when(full, errors.CapacityExceeded) + unknown + of_arrays(shape, *arrays)
+
+    def append(self, sequence: int, latents: Any, contributions: Any, gates: Any) -> None:
+        self.refuse(self.of_tokens(sequence, latents, contributions, gates))
+        super().append(sequence, latents, contributions, gates)
+
+    def step(self, sequence: int, query: Any, latents: Any, contributions: Any, gates: Any, scale: float | None = None) -> Any:
+        shape = None, query.shape[1] if query.ndim == 3 else 0, self.config.head_dim
+        wrong = of_arrays(shape, query)
+        wrong += when(not wrong and latents.ndim == 2 and len(query) != len(latents), errors.ShapeMismatch)
+        self.refuse(wrong, self.of_tokens(sequence, latents, contributions, gates))
+        return super().step(sequence, query, latents, contributions, gates, scale)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        known = sequence in self._sequences
+        wrong = when(known and not 0 <= length <= self.length(sequence), errors.PositionOutOfRange)
+        self.refuse(wrong, when(not known, errors.SequenceNotFound))
+        super().truncate(sequence, length)
+
+    def fork(self, sequence: int) -> int:
+        unknown = when(sequence not in self._sequences, errors.SequenceNotFound)
+        self.refuse(when(not self.num_free_blocks, errors.OutOfBlocks), unknown)
+        return super().fork(sequence)
+
+    def restore(self, handle: int) -> int:
+        self.refuse(when(not self.num_free_blocks, errors.OutOfBlocks), when(handle not in self._copies, errors.KeyNotFound))
+        return super().restore(handle)
+
+
 class Implementation(OnBackend):
     """pick: selects which error of a call to raise."""
 
@@ -502,6 +537,9 @@ class Implementation(OnBackend):
 
     def cross(self, **config: Any) -> Any:
         return self._made(Cross(kvref.CrossConfig(**config)))
+
+    def compressed(self, **config: Any) -> Any:
+        return self._made(Compressed(kvref.CompressedConfig(**config)))
 
     def ragged(self, **config: Any) -> Any:
         return self._made(Ragged(kvref.RaggedConfig(**config)))

@@ -15,7 +15,7 @@ from kvref_conformance.runner.options import Effort
 
 FAMILIES = (
     "contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded", "transfer",
-    "recurrent", "ragged", "tree", "cross",
+    "recurrent", "ragged", "tree", "cross", "compressed",
 )  # fmt: skip
 PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 

@@ -63,6 +63,13 @@ def crossed():
     return cache
 
 
+def compressed(tokens=5):
+    """A sequence in the only block, with room for six tokens, in groups of four."""
+    cache = kvref.CompressedCache(kvref.CompressedConfig(1, head_dim=2, rope_dim=2, window=4, ratio=4, max_tokens=6))
+    cache.append(cache.create(), *3 * [np.ones((tokens, 2), np.float32)])
+    return cache
+
+
 def transferring():
     """A sequence of three tokens with an export, an open transfer of which one row of 24 has arrived, and an aborted one."""
     sizes = {"num_blocks": 8, "num_layers": 2, "num_kv_heads": 4, "head_dim": 2, "block_size": 4}
@@ -272,6 +279,30 @@ WORDS = [
         lambda: crossed().write_source([1], *2 * [np.ones((1, 1, 1, 2), np.float32)], [1, 1]),
         errors.ShapeMismatch,
         "counts: expected 1 counts, one per row, got 2",
+    ),
+    (
+        lambda: compressed().append(0, *3 * [np.ones((2, 2), np.float32)]),
+        errors.CapacityExceeded,
+        "cache full: 7 tokens needed, max_tokens is 6",
+    ),
+    (
+        lambda: compressed().truncate(0, 3),
+        errors.NotTruncatable,
+        "cannot truncate to 3: position 0 is needed, those before 1 are gone",
+    ),
+    (lambda: compressed().truncate(0, 6), errors.PositionOutOfRange, f"length: {NUMBER} [0, 6), got 6"),
+    (lambda: compressed().fork(0), errors.OutOfBlocks, "out of blocks: 1 needed, 0 of 1 free"),
+    (lambda: compressed().restore(0), errors.KeyNotFound, "unknown handle 0 (never returned by offload, or already discarded)"),
+    (lambda: compressed().drop(1), errors.SequenceNotFound, "unknown sequence 1 (never created, or already dropped)"),
+    (
+        lambda: kvref.CompressedConfig(1, window=2, ratio=4),
+        errors.ConfigError,
+        "window: expected at least ratio - 1 = 3, got 2",
+    ),
+    (
+        lambda: kvref.CompressedConfig(1, head_dim=4, rope_dim=6),
+        errors.ConfigError,
+        "rope_dim: expected an even number of at most head_dim 4, got 6",
     ),
     (lambda: transferring().commit(0), errors.TransferIncomplete, "transfer 0: 23 of 24 rows are missing"),
     (lambda: transferring().commit(1), errors.TransferNotFound, "no open transfer 1 (1 transfers are open)"),

@@ -43,6 +43,7 @@ EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, wit
     ("one token at a time", "pruned"): TWO_TOKENS,
     ("one token at a time", "tree"): TWO_TOKENS,
     ("one token at a time", "sparse"): TWO_TOKENS,
+    ("one token at a time", "compressed"): TWO_TOKENS,
     ("one kv head", "pruned"): {"PRUNED-03": "num_kv_heads 2, where its limits say 1"},
     ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
     **{  # only latent and windowed caches take packed rows or codes

@@ -221,6 +221,7 @@ SHRUNK = {
     "sparse": ("zoo:sparse-copies-blocks-without-index-keys", "SPARSE-05"),
     "pruned": ("zoo:pruned-by-the-first-head", "PRUNED-03"),
     "cross": ("zoo:cross-sources-are-not-reordered", "CROSS-06"),
+    "compressed": ("zoo:compressed-state-is-not-saved", "COMPR-07"),
     "ragged": ("zoo:ragged-padding-is-not-filtered", "RAGGED-06"),
     "tree": ("zoo:tree-accepts-the-first-rows", "TREE-07"),
     "transfer": ("zoo:transfer-abort-frees-blocks", "TRANSFER-07"),

@@ -32,6 +32,7 @@ PARTS = {
         "sparse.py": "attention to tokens that an index chooses",
         "ragged.py": "rows of different lengths",
         "cross.py": "sources of cross-attention",
+        "compressed.py": "one row for many tokens",
         "tree.py": "drafts with parents",
         "block_pool.py": "free blocks and references", "block_tables.py": "blocks per sequence and layer",
         "buffers.py": "buffer pool with five sizes",

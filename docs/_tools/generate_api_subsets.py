@@ -34,6 +34,10 @@ SUBSETS = {
         "write_source read_source attend_source append read filter",
         "write_source read_source attend_source append read filter length trim clear",
     ),
+    "compressed": (
+        "create append read_rows read_window read_state",
+        "create append step drop fork truncate length read_rows read_window",
+    ),
     "sharded": ("append read attend length", "append read_rank heads positions"),
     "tree": ("draft positions ancestors create append", "create append draft attend accept reject read num_free_blocks"),
     "transfer": (

@@ -16,8 +16,9 @@ from kvref_conformance.oracle.formats import PLAIN_FORMATS
 READS = frozenset((
     "ancestors", "apply", "attend", "attend_source", "block_table", "block_tables", "gather", "gather_batch", "heads",
     "length", "lengths", "lookup", "match", "num_bytes", "places", "positions", "raw", "read", "read_head",
-    "read_index", "read_inputs", "read_matrix", "read_rank", "read_source", "read_token", "read_tokens", "records",
-    "references", "save", "select", "send", "slot_mapping", "source_length", "stats", "tier_of", "values",
+    "read_index", "read_inputs", "read_matrix", "read_rank", "read_rows", "read_source", "read_state", "read_token",
+    "read_tokens", "read_window", "records", "references", "save", "select", "send", "slot_mapping", "source_length",
+    "stats", "tier_of", "values",
 ))  # fmt: skip
 ENDS = frozenset(("drop", "close", "free", "release", "reset", "clear", "fence"))  # any sequence can reuse the memory
 # The state of the sequences or of their object, by an operation that came earlier.

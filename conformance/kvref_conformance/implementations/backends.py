@@ -101,6 +101,9 @@ class OnBackend:
     def pruned(self, **config: Any) -> kvref.PrunedCache:
         return kvref.PrunedCache(kvref.PrunedConfig(**config), self.backend)
 
+    def compressed(self, **config: Any) -> kvref.CompressedCache:
+        return kvref.CompressedCache(kvref.CompressedConfig(**config), self.backend)
+
     def sparse(self, **config: Any) -> kvref.SparseCache:
         return kvref.SparseCache(kvref.SparseConfig(**config), self.backend)
 
