@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from math import prod
 
 import numpy as np
+from commandline import fork_server
 
 import kvref
-from commandline import fork_server
 from kvref.backend import reference
 from kvref_conformance.implementations.backends import OnBackend
 
