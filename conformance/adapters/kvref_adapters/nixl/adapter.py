@@ -164,7 +164,9 @@ class NixlTransferCache(kvref.TransferCache):
             spans, rows = list[tuple[int, int]](), list[bytes]()
             for rank, part in self._ranks_of(heads):
                 for which, codes in enumerate(pairs):
-                    spans += self._spans(2 * rank + which, slots, range(part.start % self._each, part.start % self._each + len(part)))
+                    spans += self._spans(
+                        2 * rank + which, slots, range(part.start % self._each, part.start % self._each + len(part))
+                    )
                     rows.append(codes[:, part.start - heads.start : part.stop - heads.start].tobytes())
             self._posted.add(notification := self._agents.new_notification())
             self._agents.ask("write", b"".join(rows), spans, notification)
@@ -172,7 +174,10 @@ class NixlTransferCache(kvref.TransferCache):
     def _read(self, table: int, layer: int, positions: range) -> Any:
         if not self._by_nixl or not len(positions):
             return super()._read(table, layer, positions)
-        slots, format = self._tables.slots(table, layer, np.arange(positions.start, positions.stop)), get_format(self.config.dtype)
+        slots, format = (
+            self._tables.slots(table, layer, np.arange(positions.start, positions.stop)),
+            get_format(self.config.dtype),
+        )
         shape = len(self._memory), len(slots), self._each, self.config.head_dim
         spans = [span for memory in range(shape[0]) for span in self._spans(memory, slots, range(self._each))]
         read = np.frombuffer(self._agents.ask("read", spans), self._kind).reshape(shape)
