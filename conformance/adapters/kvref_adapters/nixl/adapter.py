@@ -116,7 +116,7 @@ class NixlTransfers(NumpyArrays):
 class NixlTransferCache(kvref.TransferCache):
     def __init__(self, config: kvref.TransferConfig, agents: Agents) -> None:
         memory = _Memory()
-        super().__init__(config, memory)  # type: ignore[arg-type]
+        super().__init__(config, memory)
         self._agents, self._memory = agents, memory.arrays  # keys and values of each rank
         weakref.finalize(self, agents.remove, agents.register(self._memory))
         self._posted, self._by_nixl = set[bytes](), False
@@ -181,7 +181,7 @@ class NixlTransferCache(kvref.TransferCache):
         shape = len(self._memory), len(slots), self._each, self.config.head_dim
         spans = [span for memory in range(shape[0]) for span in self._spans(memory, slots, range(self._each))]
         read = np.frombuffer(self._agents.ask("read", spans), self._kind).reshape(shape)
-        rows = reference.dequantize(kvref.Quantized(read, None, None), self.config.head_dim, format)
+        rows = reference.dequantize(kvref.Quantized(read, None, None), self.config.head_dim, get_format(self.config.dtype))
         return tuple(np.concatenate(list(rows[which::2]), axis=1) for which in (0, 1))
 
     def _ranks_of(self, heads: range) -> Any:

@@ -8,9 +8,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
-
-logging.getLogger("nixl").setLevel(logging.ERROR)  # before the import: an agent prints its settings to standard output
-
 from nixl._api import nixl_agent, nixl_agent_config
 
 Spans = list[tuple[int, int]]  # address and number of bytes, each
@@ -18,6 +15,7 @@ STAGED = 1 << 20  # bytes of rows that can be in flight
 
 
 def new_agent(name: str) -> Any:
+    """Create an agent, which would print its settings to standard output."""
     logging.getLogger("nixl").setLevel(logging.ERROR)
     return nixl_agent(name, nixl_agent_config(backends=["UCX"]))
 
@@ -39,7 +37,7 @@ class Sender:
     def __init__(self) -> None:
         self._agent, self._receiver = new_agent("sender"), ""
         self._flying = list[Any]()  # handles of writes that were not complete when their state was last read
-        self._staged, self._used = np.zeros(0, np.uint8), 0
+        self._staged, self._used, self._registered = np.zeros(0, np.uint8), 0, None
         self._make_room(STAGED)
 
     def metadata(self) -> bytes:
@@ -106,7 +104,7 @@ class Sender:
         return start
 
     def _make_room(self, size: int) -> None:
-        if len(self._staged):
+        if self._registered:
             self._agent.deregister_memory(self._registered)
         self._staged = np.zeros(size, np.uint8)
         self._registered = self._agent.register_memory([(self._staged.ctypes.data, size, 0, "staged")], "DRAM")
