@@ -95,7 +95,7 @@ def run_kvref(*arguments, folder, environment=None, typed=""):
         files = [Path(streams, name) for name in ("stdin", "stdout", "stderr")]
         files[0].write_text(typed)
         where = str(folder), dict(os.environ if environment is None else environment), files
-        process = _forks().Process(target=_run, args=(arguments, *where))
+        process = fork_server().Process(target=_run, args=(arguments, *where))
         process.start()
         process.join(TIMEOUT)
         if process.is_alive():
@@ -105,10 +105,13 @@ def run_kvref(*arguments, folder, environment=None, typed=""):
 
 
 @cache
-def _forks():
-    """Return the context of the fork server, which starts with this folder on its path."""
+def fork_server():
+    """Return the context of the fork server, which starts with this folder on its path.
+
+    Its processes do not inherit the objects of the tests, as a fork of the tests would.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fork_server_imports"])
+    context.set_forkserver_preload(["fork_server_imports", "transfer_processes"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         forkserver.ensure_running()

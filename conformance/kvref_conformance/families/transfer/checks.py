@@ -293,6 +293,23 @@ def write_late_changes_no_other_owner(subject: Subject) -> None:
     run.cache.drop(filling)
 
 
+@check("TRANSFER-07b", "transfer")
+def fence_returns_after_late_writes(subject: Subject) -> None:
+    run = TransferFixture(subject)
+    length = 2 * run.size
+    rows, late = run.rows(length), run.rows(length)
+    transfer = run.aborted(length)
+    for layer in range(run.layers):
+        run.cache.write_late(transfer, layer, 0, [0, run.heads], late[0][layer], late[1][layer])
+    run.cache.fence(transfer)
+    owners = [run.sequence_of(rows) for _ in range(run.room // length)]  # one has the blocks of the transfer
+    handles = [run.cache.export(owner) for owner in owners]
+    for _ in range(2):  # a write that is still in flight can take effect between the two
+        for owner, handle in zip(owners, handles, strict=True):
+            run.assert_reads(owner, rows, "a sequence after the fence of late writes to its blocks")
+            run.assert_sends(handle, rows, "an export after the fence of late writes to its blocks")
+
+
 @check("TRANSFER-07c", "transfer")
 def fence_of_a_transfer_that_is_not_aborted_raises(subject: Subject) -> None:
     run = TransferFixture(subject)
