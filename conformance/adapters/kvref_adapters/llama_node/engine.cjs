@@ -1,6 +1,6 @@
 // llama.node as a server of JSON lines, one reply per request:
 // {"load": FILE, "canary": NAME, "context": TOKENS, "slots": COUNT} returns {"model": NUMBER}, the same for the same canary and
-// number of slots; without slots, requests are computed one after the other in one sequence, which keeps its tokens;
+// number of slots; without slots, requests are computed in order in one sequence, which keeps its tokens;
 // {"model": NUMBER, "prompts": [TEXT, ...], "count": COUNT, "states": [STATE, ...]} returns {"said": [TEXT, ...]}, where a state
 // is {"load": FILE, "size": TOKENS, "save": FILE} or a part of it: before the completion, the first tokens of a file are loaded;
 // {"model": NUMBER, "cancel": TEXT, "count": COUNT, "state": STATE} stops after half of the tokens, and returns {"heard": COUNT};
