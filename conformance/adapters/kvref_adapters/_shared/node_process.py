@@ -24,7 +24,7 @@ def package_version(package: str) -> str:
 class NodeProcess:
     def __init__(self, program: Path, descriptor: int = 1) -> None:
         """descriptor: the file descriptor of the replies. If it is not 1, what the program prints to stdout is discarded."""
-        command = [str(NODE), program]
+        command = [str(NODE), str(program)]
         if descriptor != 1:
             command = ["sh", "-c", f'exec "$0" "$1" {descriptor}>&1 1>/dev/null', *command]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
