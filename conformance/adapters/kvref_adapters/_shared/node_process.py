@@ -22,8 +22,12 @@ def package_version(package: str) -> str:
 
 
 class NodeProcess:
-    def __init__(self, program: Path) -> None:
-        self._process = subprocess.Popen([str(NODE), program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, program: Path, descriptor: int = 1) -> None:
+        """descriptor: the file descriptor of the replies. If it is not 1, what the program prints to stdout is discarded."""
+        command = [str(NODE), str(program)]
+        if descriptor != 1:
+            command = ["sh", "-c", f'exec "$0" "$1" {descriptor}>&1 1>/dev/null', *command]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         atexit.register(self.stop)
 
     @property
@@ -54,8 +58,8 @@ class NodeProcess:
 _RUNNING: dict[Path, NodeProcess] = {}
 
 
-def running_node(program: Path) -> NodeProcess:
-    """Return the running Node process of a program, or start one."""
+def running_node(program: Path, descriptor: int = 1) -> NodeProcess:
+    """Return the running Node process of a program, or start one, which writes its replies to a file descriptor."""
     if program not in _RUNNING or not _RUNNING[program].runs:
-        _RUNNING[program] = NodeProcess(program)
+        _RUNNING[program] = NodeProcess(program, descriptor)
     return _RUNNING[program]
