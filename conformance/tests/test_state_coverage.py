@@ -30,6 +30,7 @@ SEQUENCES = {
     "prefix": 300,
     "grouped": 200,
     "recurrent": 200,
+    "compressed": 200,
     "engine": 300,
     "blocks": 200,
     "transfer": 200,

@@ -27,7 +27,7 @@ class CompressedStateMachine(FamilyStateMachine):
     family = "compressed"
 
     @initialize(
-        blocks=st.sampled_from((3, 2, 1, 5, 0)), dim=st.sampled_from((2, 1, 5)), rotated=st.booleans(),
+        blocks=st.sampled_from((4, 2, 6, 1, 9, 0)), dim=st.sampled_from((2, 1, 5)), rotated=st.booleans(),
         ratio=st.sampled_from((2, 3, 1, 4)), more=st.sampled_from((0, 1, 3)), most=st.sampled_from((20, 9, 4)),
         rollback=st.sampled_from((1, 0, 3)),
     )  # fmt: skip
@@ -67,6 +67,8 @@ class CompressedStateMachine(FamilyStateMachine):
     def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
         self.edited = self.one_of("sequence", which)
         on, model = self.objects[0], self.compressed_model
+        if len(model.copies) < 2 and self.edited in model.sequences:  # so that edits find a copy without a call between them
+            self.call("offload", on, sequence=self.edited)
 
         def continue_with(sequence: int | None) -> None:
             self.edited = self.edited if sequence is None else sequence
@@ -162,7 +164,8 @@ class CompressedStateMachine(FamilyStateMachine):
                 restored = self.call("restore", on, handle=handle)
                 if restored is not None:
                     self.append_to(restored, 1)
-            self.call("discard", on, handle=handle)
+            if times == 2:  # other copies remain, for the edits
+                self.call("discard", on, handle=handle)
 
     @precondition(lambda self: self.objects)
     @rule(index=ANY_INDEX, name=st.sampled_from(("restore", "discard")))
