@@ -1,0 +1,91 @@
+"""Adapters of vLLM with prefill and decode in two engines on a CPU, each in a process of its own.
+
+The prefill engine computes a prompt and generates one token. A connector sends the keys and values to the decode engine, which generates
+all tokens of the answer.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from kvref.canary.hybrid import AnyCanary
+from kvref_adapters.vllm_cpu.engine import LLMEngine, VllmEngine, VllmOfOwnProcess
+
+FOLDERS: list["TemporaryDirectory[str]"] = []  # of connectors that send through files; removed when this process ends
+
+
+class PrefillDecode(VllmOfOwnProcess):
+    """connector: the name of vLLM's connector."""
+
+    connector: ClassVar[str]
+
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> tuple[LLMEngine, ...]:
+        transfer = {"kv_connector": self.connector, "kv_role": "kv_both", "kv_connector_extra_config": self._extra_config()}
+        engines = []
+        for _ in ("prefill", "decode"):
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())  # read by the process of the engine
+            engines.append(self._start_one(canary, folder, blocks, kv_transfer_config=transfer))
+        return tuple(engines)
+
+    def _sessions(self, canary: AnyCanary, engines: Sequence[LLMEngine]) -> "PrefillDecodeEngine":
+        return PrefillDecodeEngine(canary, *engines)
+
+    def _extra_config(self) -> dict[str, Any]:
+        return {}
+
+
+class VllmNixl(PrefillDecode):
+    """With NIXL, whose backend UCX sends from process to process."""
+
+    name = "vllm-nixl"
+    connector = "NixlConnector"
+
+
+class VllmSharedStorage(PrefillDecode):
+    """With the example connector, which writes the blocks of a prompt to files. Prompts are not computed in chunks (findings.md)."""
+
+    name = "vllm-shared-storage"
+    connector = "ExampleConnector"
+    options: ClassVar[dict[str, Any]] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}
+
+    def _extra_config(self) -> dict[str, Any]:
+        FOLDERS.append(TemporaryDirectory(prefix="vllm-blocks"))
+        return {"shared_storage_path": FOLDERS[-1].name}
+
+
+class PrefillDecodeEngine(VllmEngine):
+    """`_engine` of the base class is the decode engine."""
+
+    def __init__(self, canary: AnyCanary, prefill: LLMEngine, decode: LLMEngine) -> None:
+        super().__init__(canary, decode)
+        self._prefill = VllmEngine(canary, prefill)
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """Compute all prompts together, then decode all of them together."""
+        sent = self._send(prompts)
+        pairs = zip(prompts, sent, strict=True)
+        requests = [super(PrefillDecodeEngine, self)._add(prompt, count, **received) for prompt, received in pairs]
+        found = self._finish()
+        return [list(found[request].outputs[0].token_ids) for request in requests]
+
+    def _add(self, prompt: Sequence[int], count: int, **sampling: Any) -> str:
+        (received,) = self._send([prompt])
+        return super()._add(prompt, count, **sampling | received)
+
+    def _send(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """Compute prompts in the prefill engine. Returns for each the sampling arguments with which the decode engine receives it."""
+        asked = {"extra_args": {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}}
+        requests = [self._prefill._add(prompt, 1, **asked) for prompt in prompts]
+        found = self._prefill._finish()
+        answers = [found[request].kv_transfer_params for request in requests]
+        return [{"extra_args": {"kv_transfer_params": answer}} if answer else {} for answer in answers]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
