@@ -129,8 +129,8 @@ SAMPLERS = {
         "impossible", 6, 6, lambda canary: lambda number, right: FIRST_WORD + canary.words + 1 if number in range(7, 13) else right,
     ),
     "any token now and then": (
-        "impossible", 5, 20, lambda canary: lambda number, right: (
-            right if number % 2 or number > 39 else FIRST_WORD + (right + 100) % 256 if number % 8 else number % 3
+        "impossible", 5, 17, lambda canary: lambda number, right: (
+            right if number % 2 or number > 33 else FIRST_WORD + (right + 100) % 256 if number % 8 else number % 3
         ),
     ),
     "logits of the other sign": (

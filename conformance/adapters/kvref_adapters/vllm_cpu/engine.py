@@ -222,14 +222,15 @@ class VllmEngine(WholePrompts):
         return [token for answer in self._finish()[request].outputs for token in answer.token_ids]
 
     def cancel(self, session: int, count: int) -> None:
-        """Abort a request after half of its tokens."""
+        """Abort a request after half of its tokens, or after fewer steps if drafts end it before."""
         told = self._session_tokens(session, generates=True)
         if not in_range(count, None, PositionOutOfRange, "count"):
             return
         self._check_room(told, count)
         request = self._add(told, count)
         for _ in range(count // 2):
-            self._step()
+            if self._engine.has_unfinished_requests():  # otherwise an engine in another process never replies
+                self._step()
         self._engine.abort_request([request])
         self._finish()
 
