@@ -126,7 +126,9 @@ def _inverted(canary, token):
 SAMPLERS = {
     "one special token": ("impossible", 1, 1, lambda canary: lambda number, right: 0 if number == 7 else right),
     "ids after the words": (
-        "impossible", 6, 6, lambda canary: lambda number, right: FIRST_WORD + canary.words + 1 if number in range(7, 13) else right,
+        "impossible", 6, 6, lambda canary: lambda number, right: (
+            FIRST_WORD + canary.words + 1 if number in range(7, 13) else right
+        ),
     ),
     "any token now and then": (
         "impossible", 5, 17, lambda canary: lambda number, right: (
@@ -210,8 +212,8 @@ SENTENCES = {
     "request b attended to a window of 31 tokens instead of 32, in layer 1": Diagnosis(
         "window", "request b", (1,), shift=31, due=32
     ),
-    "request b generated only the first token of the vocabulary, 9 times, from position 40 on: the logits were NaN, because of the "
-    "cache or of a later operation": Diagnosis("nan", "request b", start=40, stop=41, shift=9),
+    "request b generated only the first token of the vocabulary, 9 times, from position 40 on: the logits were NaN, because of "
+    "the cache or of a later operation": Diagnosis("nan", "request b", start=40, stop=41, shift=9),
     "2 of 5 wrong tokens of request b have the lowest logit of all tokens if the right entries were read: the sign of the logits "
     "was inverted after attention": Diagnosis("inverted", "request b", shift=2, due=5),
     "request b read the entries of kv head 1 at positions 40 to 50, perhaps later ones, in every layer, after a fork": Diagnosis(

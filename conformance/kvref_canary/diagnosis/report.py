@@ -19,12 +19,12 @@ SENTENCES = {
     "dropped": "{request} lost {here}, and all later tokens moved to earlier positions",
     "twice": "{request} contains {here} twice, and all later tokens moved to later positions",
     "left over": "{request} wrote its tokens after stale ones: {here} of {other}",
-    "impossible": "{shift} of {due} wrong tokens of {request} were not read from a cache: no entries make them the likeliest, and a "
-    "right token follows. The logits were changed after attention, or the sampler chose another token than the likeliest",
-    "inverted": "{shift} of {due} wrong tokens of {request} have the lowest logit of all tokens if the right entries were read: the "
-    "sign of the logits was inverted after attention",
-    "nan": "{request} generated only the first token of the vocabulary, {shift} times, from {here} on: the logits were NaN, because "
-    "of the cache or of a later operation",
+    "impossible": "{shift} of {due} wrong tokens of {request} were not read from a cache: no entries make them the likeliest, "
+    "and a right token follows. The logits were changed after attention, or the sampler chose another token than the likeliest",
+    "inverted": "{shift} of {due} wrong tokens of {request} have the lowest logit of all tokens if the right entries were read: "
+    "the sign of the logits was inverted after attention",
+    "nan": "{request} generated only the first token of the vocabulary, {shift} times, from {here} on: the logits were NaN, "
+    "because of the cache or of a later operation",
 }
 NOT_READ = ("impossible", "inverted", "nan")  # kinds without a place in the cache
 
@@ -37,7 +37,8 @@ class Diagnosis:
     of this request that were computed before tokens were removed), "own" (entries of this request at other positions), "swapped"
     (its own blocks), "zeros", "unreadable" (keys that match no query), "turned" (wrongly rotated keys), "layer", "head", "heads"
     (exchanged cyclically), "window", "dropped", "twice", "left over" (tokens), "impossible" (tokens that no entries make the
-    likeliest), "inverted" (tokens with the lowest logit), "nan" (NaN logits), "several" (see candidates), or "unknown" (see clue).
+    likeliest), "inverted" (tokens with the lowest logit), "nan" (NaN logits), "several" (see candidates), or "unknown" (see
+    clue).
 
     layers, heads: those that show the damage; empty if all do. hidden: other layers may be damaged too, but no query shows it.
     start, stop: the positions [start, stop), as far as wrong ones were read. open: the damage may extend past stop. within: the

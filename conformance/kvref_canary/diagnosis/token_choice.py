@@ -1,9 +1,9 @@
 """Wrong tokens that no cache entry explains: the logits were changed after attention, or not the likeliest token was chosen.
 
-Whatever a canary reads, some tokens are never its likeliest: BLANK always has a logit above 0, and every token without digits
-except BLANK has the logit 0. Only NaN can select such a token, because the first NaN is the largest number for most programs. But
-a NaN in an entry makes the logits of all later queries NaN that see the entry, so a right token afterwards excludes it. A token with all bits
-of the right one inverted has the lowest of all logits: their sign was inverted.
+Whatever a canary reads, some tokens are never its likeliest: BLANK always has a logit above 0, and every other token without
+digits has the logit 0. Only NaN can select such a token, because most programs take the first NaN for the largest number. But a
+NaN in an entry makes the logits of all later queries NaN that see the entry, so a right token afterwards excludes it. The token
+that has all bits of the right one inverted has the lowest of all logits: their sign was inverted.
 """
 
 import math

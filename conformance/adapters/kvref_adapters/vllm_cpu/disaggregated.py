@@ -1,7 +1,7 @@
 """Adapters of vLLM with prefill and decode in two engines on a CPU, each in a process of its own.
 
-The prefill engine computes a prompt and generates one token. A connector sends the keys and values to the decode engine, which generates
-all tokens of the answer.
+The prefill engine computes a prompt and generates one token. A connector sends the keys and values to the decode engine, which
+generates all tokens of the answer.
 """
 
 import os
@@ -46,7 +46,7 @@ class VllmNixl(PrefillDecode):
 
 
 class VllmSharedStorage(PrefillDecode):
-    """With the example connector, which writes the blocks of a prompt to files. Prompts are not computed in chunks (findings.md)."""
+    """With the example connector, which writes blocks to files. Prompts are not computed in chunks (findings.md)."""
 
     name = "vllm-shared-storage"
     connector = "ExampleConnector"
@@ -77,7 +77,7 @@ class PrefillDecodeEngine(VllmEngine):
         return super()._add(prompt, count, **sampling | received)
 
     def _send(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """Compute prompts in the prefill engine. Returns for each the sampling arguments with which the decode engine receives it."""
+        """Compute prompts in the prefill engine. Returns for each the arguments with which the decode engine receives it."""
         asked = {"extra_args": {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}}
         requests = [self._prefill._add(prompt, 1, **asked) for prompt in prompts]
         found = self._prefill._finish()

@@ -41,7 +41,7 @@ ENDED: list[LLMEngine] = []  # engines that have raised an error: their requests
 class Vllm(EngineAdapter):
     """With prefix caching and prefill in chunks.
 
-    few_blocks: whether concurrent requests are preempted for lack of blocks. own_process: whether each engine has its own process.
+    few_blocks: whether concurrent requests are preempted for lack of blocks. own_process: whether each engine has a process.
     """
 
     name = "vllm"
@@ -124,7 +124,8 @@ class VllmOfOwnProcess(Vllm):
     own_process = True
     limits: ClassVar[dict[str, Any]] = {
         "engine": {
-            "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 128, "period": 32, "recurrent": 0,
+            "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 128, "period": 32,
+            "recurrent": 0,
         }
     }  # fmt: skip
 
