@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from kvref.canary.hybrid import AnyCanary
-from kvref_adapters.vllm_cpu.engine import LLMEngine, VllmEngine, VllmOfOwnProcess
+from kvref_adapters.vllm_cpu.engine import Engines, VllmEngine, VllmOfOwnProcess
 
 FOLDERS: list["TemporaryDirectory[str]"] = []  # of connectors that send through files; removed when this process ends
 
@@ -23,7 +23,7 @@ class PrefillDecode(VllmOfOwnProcess):
 
     connector: ClassVar[str]
 
-    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> tuple[LLMEngine, ...]:
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
         transfer = {"kv_connector": self.connector, "kv_role": "kv_both", "kv_connector_extra_config": self._extra_config()}
         engines = []
         for _ in ("prefill", "decode"):
@@ -31,7 +31,7 @@ class PrefillDecode(VllmOfOwnProcess):
             engines.append(self._start_one(canary, folder, blocks, kv_transfer_config=transfer))
         return tuple(engines)
 
-    def _sessions(self, canary: AnyCanary, engines: Sequence[LLMEngine]) -> "PrefillDecodeEngine":
+    def _sessions(self, canary: AnyCanary, engines: Engines) -> "PrefillDecodeEngine":
         return PrefillDecodeEngine(canary, *engines)
 
     def _extra_config(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class VllmSharedStorage(PrefillDecode):
 class PrefillDecodeEngine(VllmEngine):
     """`_engine` of the base class is the decode engine."""
 
-    def __init__(self, canary: AnyCanary, prefill: LLMEngine, decode: LLMEngine) -> None:
+    def __init__(self, canary: AnyCanary, prefill: Any, decode: Any) -> None:
         super().__init__(canary, decode)
         self._prefill = VllmEngine(canary, prefill)
 

@@ -25,6 +25,7 @@ from kvref_adapters._shared.import_stubs import install_stubs
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 
+Engines = tuple[LLMEngine, ...]  # those that serve one session together
 BLOCK = 32  # tokens per block; on a CPU a multiple of 32
 BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
 SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests are preempted
@@ -34,7 +35,7 @@ MOST_PROCESSES = 4  # engines with a process of their own at a time: they start 
 PROCESS_BLOCKS = 32  # of such an engine, so that one serves for all cache sizes that the judge asks for
 # Engines by adapter, canary and number of blocks. Those of this process are never deleted: deleting one destroys the groups of
 # the others, which are global to the process.
-ENGINES: dict[tuple[str, AnyCanary, int], tuple[LLMEngine, ...]] = {}
+ENGINES: dict[tuple[str, AnyCanary, int], Engines] = {}
 ENDED: list[LLMEngine] = []  # engines that have raised an error: their requests would never finish
 
 
@@ -78,7 +79,7 @@ class Vllm(EngineAdapter):
             for engine in ENGINES.pop(key):
                 engine.engine_core.shutdown()
 
-    def _sessions(self, canary: AnyCanary, engines: Sequence[LLMEngine]) -> "VllmEngine":
+    def _sessions(self, canary: AnyCanary, engines: Engines) -> "VllmEngine":
         (engine,) = engines
         return VllmEngine(canary, engine)
 
@@ -88,7 +89,7 @@ class Vllm(EngineAdapter):
         else:
             write_canary(canary, folder)
 
-    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> tuple[LLMEngine, ...]:
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
         return (self._start_one(canary, folder, blocks),)
 
     def _start_one(self, canary: AnyCanary, folder: Path, blocks: int, **more: Any) -> LLMEngine:
@@ -189,7 +190,7 @@ class VllmQwen35(VllmHybrid):
     dtype = "bfloat16"
     attention_block = 96
 
-    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> tuple[LLMEngine, ...]:
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
         """Import the model here, because vLLM would import it in a process without the stand-in for torchvision."""
         install_stubs(["torchvision"])
         from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
