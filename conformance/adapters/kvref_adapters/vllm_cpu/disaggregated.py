@@ -1,7 +1,7 @@
 """Adapters of vLLM with prefill and decode in two engines on a CPU, each in a process of its own.
 
-The prefill engine computes a prompt and generates one token. A connector sends the keys and values to the decode engine, which
-generates all tokens of the answer.
+The prefill engine computes a prompt and generates one token. The NIXL connector sends the keys and values to the decode engine,
+which generates all tokens of the answer.
 """
 
 import os
@@ -9,22 +9,19 @@ import socket
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 from kvref.canary.hybrid import AnyCanary
 from kvref_adapters.vllm_cpu.engine import Engines, VllmEngine, VllmOfOwnProcess
 
-FOLDERS: list["TemporaryDirectory[str]"] = []  # of connectors that send through files; removed when this process ends
 
+class VllmNixl(VllmOfOwnProcess):
+    """With NIXL, whose backend UCX sends from process to process."""
 
-class PrefillDecode(VllmOfOwnProcess):
-    """connector: the name of vLLM's connector."""
-
-    connector: ClassVar[str]
+    name = "vllm-nixl"
 
     def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
-        transfer = {"kv_connector": self.connector, "kv_role": "kv_both", "kv_connector_extra_config": self._extra_config()}
+        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
         engines = []
         for _ in ("prefill", "decode"):
             os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())  # read by the process of the engine
@@ -33,28 +30,6 @@ class PrefillDecode(VllmOfOwnProcess):
 
     def _sessions(self, canary: AnyCanary, engines: Engines) -> "PrefillDecodeEngine":
         return PrefillDecodeEngine(canary, *engines)
-
-    def _extra_config(self) -> dict[str, Any]:
-        return {}
-
-
-class VllmNixl(PrefillDecode):
-    """With NIXL, whose backend UCX sends from process to process."""
-
-    name = "vllm-nixl"
-    connector = "NixlConnector"
-
-
-class VllmSharedStorage(PrefillDecode):
-    """With the example connector, which writes blocks to files. Prompts are not computed in chunks (findings.md)."""
-
-    name = "vllm-shared-storage"
-    connector = "ExampleConnector"
-    options: ClassVar[dict[str, Any]] = {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}
-
-    def _extra_config(self) -> dict[str, Any]:
-        FOLDERS.append(TemporaryDirectory(prefix="vllm-blocks"))
-        return {"shared_storage_path": FOLDERS[-1].name}
 
 
 class PrefillDecodeEngine(VllmEngine):
