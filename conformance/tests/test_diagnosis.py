@@ -118,6 +118,56 @@ def test_noise_gets_no_name(name, canary):
     assert single == (name == "now and then") or name in ("blanks among them", "neighbours")
 
 
+def _inverted(canary, token):
+    return token if token < FIRST_WORD else 2 * FIRST_WORD + canary.words - 1 - token
+
+
+# Each is a sampler: number of the token, the likeliest token -> the token that it chooses.
+SAMPLERS = {
+    "one special token": ("impossible", 1, 1, lambda canary: lambda number, right: 0 if number == 7 else right),
+    "ids after the words": (
+        "impossible", 6, 6, lambda canary: lambda number, right: (
+            FIRST_WORD + canary.words + 1 if number in range(7, 13) else right
+        ),
+    ),
+    "any token now and then": (
+        "impossible", 5, 17, lambda canary: lambda number, right: (
+            right if number % 2 or number > 33 else FIRST_WORD + (right + 100) % 256 if number % 8 else number % 3
+        ),
+    ),
+    "logits of the other sign": (
+        "inverted", 3, 3, lambda canary: lambda number, right: _inverted(canary, right) if number in (7, 8, 20) else right,
+    ),
+    "the first token to the end": ("nan", 10, 10, lambda canary: lambda number, right: 0 if number >= 20 else right),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_does_not_choose_the_likeliest_token_is_named(name, canary):
+    kind, count, total, sampler = SAMPLERS[name]
+    choose = sampler(canary)
+    request = _noisy(canary, 11, lambda rng, number, right, tokens: choose(number, right))
+    if kind == "nan":
+        request = replace(request, tokens=request.tokens[: request.said[29] + 1], said=request.said[:30])
+    others = [RequestHistory(name, prompt_of(canary, 150, 1000 + seed)) for seed, name in enumerate("acd")]
+    found = diagnose(canary, request, [], others, FLOAT32)
+    assert (found.kind, found.shift, found.due if kind != "nan" else total) == (kind, count, total), str(found)
+
+
+@pytest.mark.parametrize("windows", [(), (16, 40)], ids=["no window", "windows"])
+def test_a_nan_in_the_cache_is_not_taken_for_the_choice_of_a_sampler(windows):
+    """The entry stays visible to later queries, or leaves their windows: then right tokens follow."""
+    canary = Canary(offsets=(16, 31), windows=windows)
+    scene = Scene(canary)
+    scene.engine.generate(scene.b, 10)
+    scene.spoil([0], [0], 105, 106, lambda layer, keys, values: (keys, np.full_like(values, np.nan)))
+    request, others = scene.said(110)
+    assert 0 in request.tokens[109:]
+    found = diagnose(canary, request, [], others, FLOAT32)
+    assert found.kind == ("unknown" if windows else "nan"), str(found)
+
+
 def test_it_takes_seconds_among_twenty_others_in_a_long_context():
     others = [RequestHistory(str(seed), prompt_of(OFFSETS, 900, seed)) for seed in range(20)]
     tokens = prompt_of(OFFSETS, 879, 50)
@@ -162,6 +212,10 @@ SENTENCES = {
     "request b attended to a window of 31 tokens instead of 32, in layer 1": Diagnosis(
         "window", "request b", (1,), shift=31, due=32
     ),
+    "request b generated only the first token of the vocabulary, 9 times, from position 40 on: the logits were NaN, because of "
+    "the cache or of a later operation": Diagnosis("nan", "request b", start=40, stop=41, shift=9),
+    "2 of 5 wrong tokens of request b have the lowest logit of all tokens if the right entries were read: the sign of the logits "
+    "was inverted after attention": Diagnosis("inverted", "request b", shift=2, due=5),
     "request b read the entries of kv head 1 at positions 40 to 50, perhaps later ones, in every layer, after a fork": Diagnosis(
         "head", "request b", start=40, stop=51, shift=1, open=True, after="a fork"
     ),

@@ -15,6 +15,7 @@ from kvref_canary.diagnosis.candidates import MIN_BITS, ShiftedMatch, shifted_ma
 from kvref_canary.diagnosis.case import Case, RequestHistory
 from kvref_canary.diagnosis.hypotheses import rank_hypotheses
 from kvref_canary.diagnosis.report import Diagnosis
+from kvref_canary.diagnosis.token_choice import find_wrong_choice
 from kvref_canary.diagnosis.wide_search import wide_hypotheses
 
 EQUAL_BITS = 3.0  # bits between explanations that fit equally
@@ -41,7 +42,8 @@ def diagnose(
     best = max((each.score for each in fits), default=0.0)
     fits = sorted((each for each in fits if each.score > best - EQUAL_BITS), key=lambda each: -each.score)
     if not fits or any(each.naming_cost < MIN_BITS for each in fits):
-        return Diagnosis("unknown", request.name, heads=case.wrong_heads, clue=_describe_clue(case, found))
+        unknown = Diagnosis("unknown", request.name, heads=case.wrong_heads, clue=_describe_clue(case, found))
+        return find_wrong_choice(case) or unknown
     return _combine_findings(request, [each.finding for each in fits])
 
 

@@ -19,7 +19,14 @@ SENTENCES = {
     "dropped": "{request} lost {here}, and all later tokens moved to earlier positions",
     "twice": "{request} contains {here} twice, and all later tokens moved to later positions",
     "left over": "{request} wrote its tokens after stale ones: {here} of {other}",
+    "impossible": "{shift} of {due} wrong tokens of {request} were not read from a cache: no entries make them the likeliest, "
+    "and a right token follows. The logits were changed after attention, or the sampler chose another token than the likeliest",
+    "inverted": "{shift} of {due} wrong tokens of {request} have the lowest logit of all tokens if the right entries were read: "
+    "the sign of the logits was inverted after attention",
+    "nan": "{request} generated only the first token of the vocabulary, {shift} times, from {here} on: the logits were NaN, "
+    "because of the cache or of a later operation",
 }
+NOT_READ = ("impossible", "inverted", "nan")  # kinds without a place in the cache
 
 
 @dataclass(frozen=True)
@@ -29,15 +36,16 @@ class Diagnosis:
     kind: "another" (entries of another request), "earlier occupant" (entries of a request that had ended), "stale" (values
     of this request that were computed before tokens were removed), "own" (entries of this request at other positions), "swapped"
     (its own blocks), "zeros", "unreadable" (keys that match no query), "turned" (wrongly rotated keys), "layer", "head", "heads"
-    (exchanged cyclically), "window", "dropped", "twice", "left over" (tokens), "several" (see candidates), or "unknown" (see
+    (exchanged cyclically), "window", "dropped", "twice", "left over" (tokens), "impossible" (tokens that no entries make the
+    likeliest), "inverted" (tokens with the lowest logit), "nan" (NaN logits), "several" (see candidates), or "unknown" (see
     clue).
 
     layers, heads: those that show the damage; empty if all do. hidden: other layers may be damaged too, but no query shows it.
     start, stop: the positions [start, stop), as far as wrong ones were read. open: the damage may extend past stop. within: the
     block around them, which may be wrong as a whole. part: "keys and values", "values", "keys". shift, depending on the kind: the
     distance to the entries that were read, the excess rotation of a key in positions, the index of the layer or head that was
-    read, the tokens of the window or the excess tokens, or the tokens of a swapped block. due: the right window. after: an event
-    at which the positions or the damage begin or end.
+    read, the tokens of the window or the excess tokens, the tokens of a swapped block, or the number of tokens that were not
+    read. due: the right window, or the number of wrong tokens. after: an event at which the positions or the damage begin or end.
     """
 
     kind: str
@@ -89,7 +97,7 @@ class Diagnosis:
         return f"{text} (a block of {self.block})" if self.block == stop - start else f"{text} (blocks of {self.block})"
 
     def _where(self) -> str:
-        if self.kind in ("dropped", "twice", "left over"):
+        if self.kind in ("dropped", "twice", "left over", *NOT_READ):
             text = ""
         elif self.layers:
             text = ", in layer " + " and ".join(map(str, self.layers)) + (" at least" if self.hidden else "")

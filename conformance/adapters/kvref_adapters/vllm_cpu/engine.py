@@ -14,7 +14,7 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 import torch
-from vllm import EngineArgs, LLMEngine, ModelRegistry, SamplingParams
+from vllm import EngineArgs, LLMEngine, ModelRegistry, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from kvref.canary import Canary
@@ -25,19 +25,25 @@ from kvref_adapters._shared.import_stubs import install_stubs
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 
+Engines = tuple[LLMEngine, ...]  # those that serve one session together
 BLOCK = 32  # tokens per block; on a CPU a multiple of 32
 BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
 SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests are preempted
 STATES = 4  # blocks for the recurrent state of one sequence: the current one and the one before, in at most two groups of layers
 HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # that its attention on a CPU has
-# Engines by adapter, canary and number of blocks. They are never deleted: deleting one destroys the groups of the others, which
-# are global to the process.
-ENGINES: dict[tuple[str, AnyCanary, int], LLMEngine] = {}
+MOST_PROCESSES = 4  # engines with a process of their own at a time: they start in seconds and need hundreds of megabytes
+PROCESS_BLOCKS = 32  # of such an engine, so that one serves for all cache sizes that the judge asks for
+# Engines by adapter, canary and number of blocks. Those of this process are never deleted: deleting one destroys the groups of
+# the others, which are global to the process.
+ENGINES: dict[tuple[str, AnyCanary, int], Engines] = {}
 ENDED: list[LLMEngine] = []  # engines that have raised an error: their requests would never finish
 
 
 class Vllm(EngineAdapter):
-    """With prefix caching and prefill in chunks. few_blocks: whether concurrent requests are preempted for lack of blocks."""
+    """With prefix caching and prefill in chunks.
+
+    few_blocks: whether concurrent requests are preempted for lack of blocks. own_process: whether each engine has a process.
+    """
 
     name = "vllm"
     version = f"{version('vllm-cpu')} (vllm-cpu)"
@@ -45,6 +51,7 @@ class Vllm(EngineAdapter):
     project = "vllm"
     dtype: ClassVar[str] = "float32"
     few_blocks: ClassVar[bool] = False
+    own_process: ClassVar[bool] = False
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "VllmEngine":
         if canary.head_dim not in HEAD_DIMS:
@@ -56,24 +63,45 @@ class Vllm(EngineAdapter):
         return self._loaded(canary, folder, blocks)
 
     def _loaded(self, canary: AnyCanary, folder: Path, blocks: int) -> "VllmEngine":
+        blocks = max(blocks, PROCESS_BLOCKS) if self.own_process else blocks
         key = self.name, canary, blocks
         if key not in ENGINES:
+            if self.own_process:
+                self._end_oldest()
+            self._write(canary, folder)
             ENGINES[key] = self._start(canary, folder, blocks)
-        return VllmEngine(canary, ENGINES[key])
+        return self._sessions(canary, ENGINES[key])
 
-    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> LLMEngine:
-        torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
+    def _end_oldest(self) -> None:
+        """End the oldest engines with processes of their own, so that another one has room."""
+        own = [key for key in ENGINES if key[0] == self.name]
+        for key in own[: len(own) + 1 - MOST_PROCESSES]:
+            for engine in ENGINES.pop(key):
+                engine.engine_core.shutdown()
+
+    def _sessions(self, canary: AnyCanary, engines: Engines) -> "VllmEngine":
+        (engine,) = engines
+        return VllmEngine(canary, engine)
+
+    def _write(self, canary: AnyCanary, folder: Path) -> None:
         if isinstance(canary, HybridCanary):
             write_hybrid(canary, folder)
         else:
             write_canary(canary, folder)
+
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
+        return (self._start_one(canary, folder, blocks),)
+
+    def _start_one(self, canary: AnyCanary, folder: Path, blocks: int, **more: Any) -> LLMEngine:
+        torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
         asked: dict[str, Any] = {
             "model": str(folder), "dtype": self.dtype, "max_model_len": canary.context, "block_size": BLOCK,
             "num_gpu_blocks_override": blocks + 1,  # one is the null block
             "max_num_seqs": 8, "max_num_batched_tokens": BATCH, "enable_prefix_caching": True,
             "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
         }  # fmt: skip
-        return LLMEngine.from_engine_args(EngineArgs(**asked | self.options))
+        asked |= self.options | more
+        return LLMEngine.from_engine_args(EngineArgs(**asked), enable_multiprocessing=self.own_process)
 
 
 class VllmFewBlocks(Vllm):
@@ -89,6 +117,27 @@ class VllmWithoutPrefixes(Vllm):
 class VllmBFloat16(Vllm):
     name = "vllm-bfloat16"
     dtype = "bfloat16"
+
+
+class VllmOfOwnProcess(Vllm):
+    """Each engine has a process of its own, which starts in many seconds; hence few sizes."""
+
+    own_process = True
+    limits: ClassVar[dict[str, Any]] = {
+        "engine": {
+            "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 128, "period": 32,
+            "recurrent": 0,
+        }
+    }  # fmt: skip
+
+
+class VllmDrafts(VllmOfOwnProcess):
+    """With n-gram drafts. In one process, a second engine with drafts raises AttributeError (findings.md)."""
+
+    name = "vllm-drafts"
+    options: ClassVar[dict[str, Any]] = {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 3}
+    }
 
 
 class VllmHybrid(Vllm):
@@ -141,7 +190,7 @@ class VllmQwen35(VllmHybrid):
     dtype = "bfloat16"
     attention_block = 96
 
-    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> LLMEngine:
+    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
         """Import the model here, because vLLM would import it in a process without the stand-in for torchvision."""
         install_stubs(["torchvision"])
         from vllm.model_executor.models.qwen3_5 import Qwen3_5ForCausalLM
@@ -162,7 +211,7 @@ class VllmEngine(WholePrompts):
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         requests = [self._add(prompt, count) for prompt in prompts]
         found = self._finish()
-        return [found[request][0] for request in requests]
+        return [list(found[request].outputs[0].token_ids) for request in requests]
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
         """Generate as answers of one request. vLLM does not allow temperature 0 for them; at 0.001 no other token is possible."""
@@ -172,17 +221,18 @@ class VllmEngine(WholePrompts):
             return []
         self._check_room(told, count)
         request = self._add(told, count, n=n, temperature=0.001)
-        return [token for answer in self._finish()[request] for token in answer]
+        return [token for answer in self._finish()[request].outputs for token in answer.token_ids]
 
     def cancel(self, session: int, count: int) -> None:
-        """Abort a request after half of its tokens."""
+        """Abort a request after half of its tokens, or after fewer steps if drafts end it before."""
         told = self._session_tokens(session, generates=True)
         if not in_range(count, None, PositionOutOfRange, "count"):
             return
         self._check_room(told, count)
         request = self._add(told, count)
         for _ in range(count // 2):
-            self._step()
+            if self._engine.has_unfinished_requests():  # otherwise an engine in another process never replies
+                self._step()
         self._engine.abort_request([request])
         self._finish()
 
@@ -196,13 +246,11 @@ class VllmEngine(WholePrompts):
         self._engine.add_request(request, {"prompt_token_ids": list(prompt)}, asked)
         return request
 
-    def _finish(self) -> dict[str, list[list[int]]]:
-        """Run until no request is left. Returns the answers of each request."""
-        found: dict[str, list[list[int]]] = {}
+    def _finish(self) -> dict[str, RequestOutput]:
+        """Run until no request is left. Returns the output of each request."""
+        found: dict[str, RequestOutput] = {}
         while self._engine.has_unfinished_requests():
-            for output in self._step():
-                if output.finished:
-                    found[output.request_id] = [list(answer.token_ids) for answer in output.outputs]
+            found |= {output.request_id: output for output in self._step() if output.finished}
         return found
 
     def _step(self) -> list[Any]:
@@ -210,5 +258,6 @@ class VllmEngine(WholePrompts):
         try:
             return list(self._engine.step())
         except Exception:
-            ENDED.extend(ENGINES.pop(key) for key in [key for key, engine in ENGINES.items() if engine is self._engine])
+            for key in [key for key, engines in ENGINES.items() if self._engine in engines]:
+                ENDED.extend(ENGINES.pop(key))
             raise
