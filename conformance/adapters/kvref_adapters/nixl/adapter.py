@@ -174,10 +174,7 @@ class NixlTransferCache(kvref.TransferCache):
     def _read(self, table: int, layer: int, positions: range) -> Any:
         if not self._by_nixl or not len(positions):
             return super()._read(table, layer, positions)
-        slots, format = (
-            self._tables.slots(table, layer, np.arange(positions.start, positions.stop)),
-            get_format(self.config.dtype),
-        )
+        slots = self._tables.slots(table, layer, np.arange(positions.start, positions.stop))
         shape = len(self._memory), len(slots), self._each, self.config.head_dim
         spans = [span for memory in range(shape[0]) for span in self._spans(memory, slots, range(self._each))]
         read = np.frombuffer(self._agents.ask("read", spans), self._kind).reshape(shape)
