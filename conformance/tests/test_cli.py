@@ -180,7 +180,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module, got a file: write mine:Cache"),
         (["mine:Missing"], "mine has no 'Missing'"),
         (["mine"], "no implementation 'mine': did you mean 'mine:OBJECT'? "),
-        (["a" * 300], "write your own as module:object; "),
+        (["a" * 300], "write your own as module:object, or "),
         (["mine:nameles"], "mine has no 'nameles': did you mean 'Nameless'?"),
         (["mine:"], "expected module:object"),
         (["absent:X"], "absent cannot be imported: ModuleNotFoundError: No module named 'absent'"),
