@@ -131,7 +131,10 @@ class Mine:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expected --output DIR for a report, --since OLD for a list of changes, --stale, --annotations, or --script TRACE for a"),
+        (
+            [],
+            "expected --output DIR for a report, --since OLD for a list of changes, --stale, --annotations, or --script TRACE for a",
+        ),
         (["-o", "site"], "expected RESULTS.json, one or more files that kvref check --json wrote"),
         (["--script", "trace.jsonl", "a", "b"], "--script: expected one NAME, got a, b"),
         (["--script", "trace.jsonl", "-o", "site"], "--script: expected no --output"),
