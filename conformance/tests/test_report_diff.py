@@ -133,7 +133,7 @@ class Mine:
     [
         (
             [],
-            "expected --output DIR for a report, --since OLD for a list of changes, --stale, --annotations, or --script TRACE for a",
+            "expected --output DIR for a report, --since OLD for a list of changes, --stale, --annotations, or --script TRACE",
         ),
         (["-o", "site"], "expected RESULTS.json, one or more files that kvref check --json wrote"),
         (["--script", "trace.jsonl", "a", "b"], "--script: expected one NAME, got a, b"),
