@@ -190,9 +190,9 @@ def causal_select_ignores_later_tokens(subject: Subject) -> None:
 @check("SPARSE-03", "sparse")
 def causal_select_with_very_negative_scores(subject: Subject) -> None:
     """Tokens that a query sees have scores far below 0; the token after them has the largest score."""
-    fixture = SparseFixture(subject, scores := [2**20 - each for each in range(12)])
+    fixture = SparseFixture(subject, scores := list(range(12, 0, -1)))
     queries, weights = fixture.query(2)
-    chosen = np.asarray(fixture.cache.select(fixture.sequence, queries, -weights, True))[0]
+    chosen = np.asarray(fixture.cache.select(fixture.sequence, queries, -(2**20) * weights, True))[0]
     want = best([-score for score in scores[:11]], fixture.top_k)
     assert_equal(chosen.tolist(), want + [-1] * (fixture.top_k - len(want)), "selection of a causal query with negative scores")
 
