@@ -301,7 +301,9 @@ def renew(session: nox.Session) -> None:
         program, *builds = OWN[name]
         for command in builds:
             session.run(*command.split(), external=True)
-        _publish(name, _check(session, name, "own", "", success_codes=(0, 1), program=program))
+        file = _check(session, name, "own", "", success_codes=(0, 1), program=program)
+        file.write_text(re.sub('"project": ".*?"', '"project": "kvref"', file.read_text(), count=1))  # a program names none
+        _publish(name, file)
 
 
 def _publish(name: str, file: Path) -> None:

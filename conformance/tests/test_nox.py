@@ -166,13 +166,19 @@ def test_stale_results_are_renewed_project_by_project_and_own_ones_at_once(noxfi
         def notify(self, session):
             notified.append(session)
 
-    session = Listing(document())
+    written = document()
+    written["implementation"]["project"] = "mine"
+    session = Listing(written)
     noxfile.renew(session)
     assert notified == ["others(project='litgpt')"]
     checked = [command[2] for command in session.commands if command[:2] == ("kvref", "check")]
     assert checked == ["exec:.nox/harnesses/cpp/harness", "numpy"]
     assert ("cmake", "--build", ".nox/harnesses/cpp") in session.commands
-    assert {path.stem for path in (results / "checks").iterdir()} == {"harness-cpp", "numpy"}
+    published = {path.stem: json.loads(path.read_text()) for path in (results / "checks").iterdir()}
+    assert {name: each["implementation"]["project"] for name, each in published.items()} == {
+        "harness-cpp": "kvref",
+        "numpy": "kvref",
+    }
 
 
 def test_what_cannot_run_leaves_the_others_of_its_project_to_be_judged(noxfile, results):
