@@ -95,6 +95,4 @@ def _clause_section(clause: Clause, results: dict[str, dict[str, str]]) -> str:
         names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
         if names:
             parts.append(f"*{label}:* {', '.join(findings_link(name, name, '../../') for name in names)}.")
-    if any(clause.id in verdicts for verdicts in results.values()):
-        parts.append(f'<a href="../matrix/clauses/{clause.id}.html">All verdicts, and the calls of each failure</a>')
     return "\n\n".join(parts) + "\n"
