@@ -10,7 +10,6 @@ from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import U, attention, may_overflow, query_errors
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
-    AnyOf,
     Errors,
     ExactValue,
     Expectation,
@@ -25,7 +24,8 @@ from kvref_conformance.oracle.expectations import (
     to_float32,
 )
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
+from kvref_conformance.oracle.offloadable_sequences import OffloadableSequences
+from kvref_conformance.oracle.reference_model import ReadCall
 from kvref_conformance.oracle.rotary import expected_rotation, full_frequencies
 
 SEEN = ("length", "read_window", "read_rows", "read_state")
@@ -49,8 +49,9 @@ class CompressedSequence:
     floor: int
 
 
-class Compressed(ReferenceModel):
+class Compressed(OffloadableSequences):
     family = "compressed"
+    sequence_clause, copy_clause = "COMPR-06", "COMPR-07"
     clause_by_observation: ClassVar = {
         **{("truncate", seen): "COMPR-05" for seen in SEEN},
         **{(did, seen): "COMPR-06" for did in ("create", "fork", "drop") for seen in SEEN},
@@ -65,9 +66,7 @@ class Compressed(ReferenceModel):
         super().__init__()
         self.blocks, self.dim, self.rope, self.window, self.ratio = num_blocks, head_dim, rope_dim, window, ratio
         self.most, self.rollback = max_tokens, rollback
-        self.sequences: dict[int, CompressedSequence] = {}
-        self.copies: dict[int, list[Token]] = {}  # the offloaded tokens, by handle
-        self.ids: dict[str, set[int]] = {"sequence": set(), "handle": set()}
+        self.sequences: dict[int, CompressedSequence]
 
     def observations(self) -> list[ReadCall]:
         found: list[ReadCall] = [("num_free_blocks", {})]
@@ -79,27 +78,6 @@ class Compressed(ReferenceModel):
         return ExactValue(self.clause_of("num_free_blocks"), value=self.blocks - len(self.sequences))
 
     # Sequences and copies.
-
-    def unknown(self, sequence: Any) -> Errors:
-        known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.sequences
-        return [] if known else [("SequenceNotFound", "COMPR-06")]
-
-    def unknown_handle(self, handle: Any) -> Errors:
-        known = isinstance(handle, int) and not isinstance(handle, bool) and handle in self.copies
-        return [] if known else [("KeyNotFound", "COMPR-07")]
-
-    def new_id(self, clause: str, name: str, change: Callable[[int], None], kind: str = "sequence") -> AnyOf:
-        used = self.sequences if kind == "sequence" else self.copies
-
-        def then(id: int) -> None:
-            self.ids[kind].add(id)
-            change(id)
-
-        def accepts(id: Any) -> bool:
-            return isinstance(id, int) and not isinstance(id, bool) and id >= 0 and id not in used
-
-        text = "the id of no live sequence" if kind == "sequence" else "the handle of no copy"
-        return AnyOf(clause, self.on_success(name, then), range_text=text, accepts=accepts)
 
     def open(self, clause: str, name: str, tokens: list[Token]) -> Expectation:
         if len(self.sequences) >= self.blocks:
@@ -119,34 +97,13 @@ class Compressed(ReferenceModel):
             return self.expect_error(wrong + ([("OutOfBlocks", "COMPR-08")] if full else []))
         return self.open("COMPR-06", "fork", self.sequences[sequence].tokens)
 
-    def drop(self, sequence: Any) -> Expectation:
-        if wrong := self.unknown(sequence):
-            return self.expect_error(wrong)
-        return Expectation("COMPR-06", self.on_success("drop", lambda ok: self.sequences.__delitem__(sequence)))
-
-    def offload(self, sequence: Any) -> Expectation:
-        if wrong := self.unknown(sequence):
-            return self.expect_error(wrong)
-        tokens = list(self.sequences[sequence].tokens)
-        return self.new_id("COMPR-07", "offload", lambda id: self.copies.update({id: tokens}), "handle")
-
     def restore(self, handle: Any) -> Expectation:
         if wrong := self.unknown_handle(handle):
             full = len(self.sequences) >= self.blocks
             return self.expect_error(wrong + ([("OutOfBlocks", "COMPR-08")] if full else []))
         return self.open("COMPR-07", "restore", self.copies[handle])
 
-    def discard(self, handle: Any) -> Expectation:
-        if wrong := self.unknown_handle(handle):
-            return self.expect_error(wrong)
-        return Expectation("COMPR-07", self.on_success("discard", lambda ok: self.copies.__delitem__(handle)))
-
     # Tokens.
-
-    def length(self, sequence: Any) -> Expectation:
-        if wrong := self.unknown(sequence):
-            return self.expect_error(wrong)
-        return ExactValue(self.clause_of("length"), value=len(self.sequences[sequence].tokens))
 
     def append(self, sequence: Any, latents: Any, contributions: Any, gates: Any) -> Expectation:
         found = self._accept("append", sequence, latents, contributions, gates)

@@ -9,21 +9,16 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.families.compressed.model import Compressed
 from kvref_conformance.fuzz.base_machine import (
     ANY_INDEX,
-    EDIT_SIZES,
-    LAST_INDEX,
     TOKEN_COUNT,
     TRUNCATION,
-    FamilyStateMachine,
-    choose_one,
 )
+from kvref_conformance.fuzz.offloading_machine import OffloadingMachine
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.implementation_api import NDArray
 
-UNKNOWN = 10**6  # an id that was never returned
 
-
-class CompressedStateMachine(FamilyStateMachine):
+class CompressedStateMachine(OffloadingMachine):
     family = "compressed"
 
     @initialize(
@@ -45,18 +40,6 @@ class CompressedStateMachine(FamilyStateMachine):
         assert isinstance(found, Compressed)
         return found
 
-    def one_of(self, kind: str, index: int) -> int:
-        """The id of a sequence or a copy; for LAST_INDEX, or if there is none, one that exists no more, or never did."""
-        model = self.compressed_model
-        live = model.sequences.keys() if kind == "sequence" else model.copies.keys()
-        gone = choose_one(model.ids[kind] - live, index)
-        found = None if index == LAST_INDEX else choose_one(live, index)
-        return found if found is not None else UNKNOWN if gone is None else gone
-
-    def length(self, sequence: int) -> int:
-        found = self.compressed_model.sequences.get(sequence)
-        return len(found.tokens) if found else 0
-
     def arrays(self, count: int, kind: str) -> dict[str, NDArray]:
         shape = (count, self.compressed_model.dim)
         return {name: self.source.rows(shape, kind) for name in ("latents", "contributions", "gates")}
@@ -64,37 +47,17 @@ class CompressedStateMachine(FamilyStateMachine):
     def append_to(self, sequence: int, count: int, kind: str = "uneven") -> None:
         self.call("append", self.objects[0], sequence=sequence, **self.arrays(count, kind))
 
-    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
-        self.edited = self.one_of("sequence", which)
-        on, model = self.objects[0], self.compressed_model
-        if len(model.copies) < 2 and self.edited in model.sequences:  # so that edits find a copy without a call between them
-            self.call("offload", on, sequence=self.edited)
-
-        def continue_with(sequence: int | None) -> None:
-            self.edited = self.edited if sequence is None else sequence
-
-        def drop(number: int) -> None:
-            self.call("drop", on, sequence=self.edited)
-            self.edited = self.one_of("sequence", number)
-
-        def some_copy(number: int) -> int:
-            if not model.copies:
-                self.call("offload", on, sequence=self.edited)
-            return self.one_of("handle", number)
-
+    def write_edits(self) -> dict[str, Callable[[int], Any]]:
         return {
-            "create": lambda number: continue_with(self.call("create", on)),
             "append": lambda number: self.append_to(self.edited, 1 + number % 4),
             "step": lambda number: self.step_on(self.edited, 1 + number % 4, 1, 0),
-            "truncate": lambda number: self.call(
-                "truncate", on, sequence=self.edited, length=max(0, self.length(self.edited) - EDIT_SIZES[number])
-            ),
-            "fork": lambda number: continue_with(self.call("fork", on, sequence=self.edited)),
-            "drop": drop,
-            "offload": lambda number: self.call("offload", on, sequence=self.edited),
-            "restore": lambda number: continue_with(self.call("restore", on, handle=some_copy(number))),
-            "discard": lambda number: self.call("discard", on, handle=some_copy(number)),
         }
+
+    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
+        found, model = super().edits(which), self.compressed_model
+        if len(model.copies) < 2 and self.edited in model.sequences:  # so that edits find a copy without a call between them
+            self.call("offload", self.objects[0], sequence=self.edited)
+        return found
 
     def step_on(self, sequence: int, count: int, heads: int, more: int) -> None:
         query = self.source.rows((max(0, count + more), heads, self.compressed_model.dim), "uneven")
@@ -146,11 +109,6 @@ class CompressedStateMachine(FamilyStateMachine):
         self.append_to(sequence, count)
 
     @precondition(lambda self: self.objects)
-    @rule(index=ANY_INDEX)
-    def drop(self, index: int) -> None:
-        self.call("drop", self.objects[0], sequence=self.one_of("sequence", index))
-
-    @precondition(lambda self: self.objects)
     @rule(index=ANY_INDEX, change=st.sampled_from(("append", "truncate", "drop")), times=st.integers(1, 2))
     def offload_and_restore(self, index: int, change: str, times: int) -> None:
         on, sequence = self.objects[0], self.one_of("sequence", index)
@@ -166,11 +124,6 @@ class CompressedStateMachine(FamilyStateMachine):
                     self.append_to(restored, 1)
             if times == 2:  # other copies remain, for the edits
                 self.call("discard", on, handle=handle)
-
-    @precondition(lambda self: self.objects)
-    @rule(index=ANY_INDEX, name=st.sampled_from(("restore", "discard")))
-    def use_copy(self, index: int, name: str) -> None:
-        self.call(name, self.objects[0], handle=self.one_of("handle", index))
 
 
 register_error_states(

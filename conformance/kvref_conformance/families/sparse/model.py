@@ -12,9 +12,7 @@ from kvref_conformance.implementation_api import Level, NDArray
 from kvref_conformance.oracle.attention import expect_attend, query_errors
 from kvref_conformance.oracle.expectations import (
     AcceptedOrError,
-    AnyOf,
     Errors,
-    ExactValue,
     Expectation,
     ExpectedArrays,
     UnjudgedReply,
@@ -27,7 +25,8 @@ from kvref_conformance.oracle.expectations import (
     range_errors,
     to_float32,
 )
-from kvref_conformance.oracle.reference_model import ReadCall, ReferenceModel
+from kvref_conformance.oracle.offloadable_sequences import OffloadableSequences
+from kvref_conformance.oracle.reference_model import ReadCall
 from kvref_conformance.oracle.shared_blocks import Used, count_used, expect_free_blocks
 
 SEEN = ("length", "read", "read_index")
@@ -49,8 +48,9 @@ class SparseSequence:
     tokens: list[Token]
 
 
-class Sparse(ReferenceModel):
+class Sparse(OffloadableSequences):
     family = "sparse"
+    sequence_clause, copy_clause = "SPARSE-06", "SPARSE-07"
     clause_by_observation: ClassVar = {
         **{(did, seen): "SPARSE-05" for did in ("fork", "drop") for seen in SEEN},
         **{("truncate", seen): "SPARSE-06" for seen in SEEN},
@@ -63,10 +63,8 @@ class Sparse(ReferenceModel):
         super().__init__()
         self.blocks, self.size, self.row = num_blocks, block_size, (num_kv_heads, head_dim)
         self.index_dim, self.top_k = index_dim, top_k
-        self.sequences: dict[int, SparseSequence] = {}
-        self.copies: dict[int, list[Token]] = {}  # the offloaded tokens, by handle
+        self.sequences: dict[int, SparseSequence]
         self.groups = 0  # numbers of related sequences
-        self.ids: dict[str, set[int]] = {"sequence": set(), "handle": set()}
 
     def observations(self) -> list[ReadCall]:
         found: list[ReadCall] = [("num_free_blocks", {})]
@@ -99,23 +97,6 @@ class Sparse(ReferenceModel):
 
     # Sequences.
 
-    def unknown(self, sequence: Any) -> Errors:
-        known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.sequences
-        return [] if known else [("SequenceNotFound", "SPARSE-06")]
-
-    def new_id(self, clause: str, name: str, change: Callable[[int], None], kind: str = "sequence") -> AnyOf:
-        used = self.sequences if kind == "sequence" else self.copies
-
-        def then(id: int) -> None:
-            self.ids[kind].add(id)
-            change(id)
-
-        def accepts(id: Any) -> bool:
-            return isinstance(id, int) and not isinstance(id, bool) and id >= 0 and id not in used
-
-        text = "the id of no live sequence" if kind == "sequence" else "the handle of no copy"
-        return AnyOf(clause, self.on_success(name, then), range_text=text, accepts=accepts)
-
     def _open(self, id: int, tokens: list[Token]) -> None:
         """Add a sequence without relatives. An implementation may reuse ids, so an id does not tell relatives apart."""
         self.groups += 1
@@ -138,16 +119,6 @@ class Sparse(ReferenceModel):
         expected = self.new_id("SPARSE-05", "fork", change)
         fewest, most = self.used()
         return self.block_errors((fewest, most + self.filled(len(parent.tokens))), "SPARSE-05", expected.on_result, expected)
-
-    def drop(self, sequence: Any) -> Expectation:
-        if wrong := self.unknown(sequence):
-            return self.expect_error(wrong)
-        return Expectation("SPARSE-06", self.on_success("drop", lambda ok: self.sequences.__delitem__(sequence)))
-
-    def length(self, sequence: Any) -> Expectation:
-        if wrong := self.unknown(sequence):
-            return self.expect_error(wrong)
-        return ExactValue(self.clause_of("length"), value=len(self.sequences[sequence].tokens))
 
     def append(self, sequence: Any, keys: Any, values: Any, index_keys: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row)), (index_keys, (None, self.index_dim))
@@ -241,18 +212,8 @@ class Sparse(ReferenceModel):
 
     # Offloaded copies.
 
-    def _unknown_handle(self, handle: Any) -> Errors:
-        known = isinstance(handle, int) and not isinstance(handle, bool) and handle in self.copies
-        return [] if known else [("KeyNotFound", "SPARSE-07")]
-
-    def offload(self, sequence: Any) -> Expectation:
-        if wrong := self.unknown(sequence):
-            return self.expect_error(wrong)
-        tokens = list(self.sequences[sequence].tokens)
-        return self.new_id("SPARSE-07", "offload", lambda id: self.copies.update({id: tokens}), "handle")
-
     def restore(self, handle: Any) -> Expectation:
-        if wrong := self._unknown_handle(handle):
+        if wrong := self.unknown_handle(handle):
             return self.expect_error(wrong)
         tokens = list(self.copies[handle])
 
@@ -262,11 +223,6 @@ class Sparse(ReferenceModel):
         expected = self.new_id("SPARSE-07", "restore", change)
         fewest, most = (each + self.filled(len(tokens)) for each in self.used())
         return self.block_errors((fewest, most), "SPARSE-07", expected.on_result, expected)
-
-    def discard(self, handle: Any) -> Expectation:
-        if wrong := self._unknown_handle(handle):
-            return self.expect_error(wrong)
-        return Expectation("SPARSE-07", self.on_success("discard", lambda ok: self.copies.__delitem__(handle)))
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,19 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.families.sparse.model import Sparse
 from kvref_conformance.fuzz.base_machine import (
     ANY_INDEX,
-    EDIT_SIZES,
-    LAST_INDEX,
     TOKEN_COUNT,
     TRUNCATION,
-    FamilyStateMachine,
-    choose_one,
     make_pair,
 )
+from kvref_conformance.fuzz.offloading_machine import OffloadingMachine
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.implementation_api import NDArray
 
-UNKNOWN = 10**6  # an id that was never returned
 SEED = st.integers(0, 99)
 
 
-class SparseStateMachine(FamilyStateMachine):
+class SparseStateMachine(OffloadingMachine):
     family = "sparse"
 
     @initialize(
@@ -48,14 +44,6 @@ class SparseStateMachine(FamilyStateMachine):
         """Small integers, so that index scores are exact and some are equal."""
         return np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float32)
 
-    def one_of(self, kind: str, index: int) -> int:
-        """The id of a sequence or a copy; for LAST_INDEX, or if there is none, one that exists no more, or never did."""
-        model = self.sparse_model
-        live = model.sequences.keys() if kind == "sequence" else model.copies.keys()
-        gone = choose_one(model.ids[kind] - live, index)
-        found = None if index == LAST_INDEX else choose_one(live, index)
-        return found if found is not None else UNKNOWN if gone is None else gone
-
     def append_to(self, sequence: int, count: int, kind: str, seed: int) -> None:
         model = self.sparse_model
         keys, values = make_pair(self.source, (count, *model.row), kind)
@@ -69,37 +57,8 @@ class SparseStateMachine(FamilyStateMachine):
             "weights": self.integers(seed + 1, *shape),
         }
 
-    def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
-        self.edited = self.one_of("sequence", which)
-        on, model = self.objects[0], self.sparse_model
-
-        def length() -> int:
-            return len(model.sequences[self.edited].tokens) if self.edited in model.sequences else 0
-
-        def continue_with(sequence: int | None) -> None:
-            self.edited = self.edited if sequence is None else sequence
-
-        def drop(number: int) -> None:
-            self.call("drop", on, sequence=self.edited)
-            self.edited = self.one_of("sequence", number)
-
-        def some_copy(number: int) -> int:
-            if not model.copies:
-                self.call("offload", on, sequence=self.edited)
-            return self.one_of("handle", number)
-
-        return {
-            "create": lambda number: continue_with(self.call("create", on)),
-            "append": lambda number: self.append_to(self.edited, 1 + number % 4, "uneven", number),
-            "truncate": lambda number: self.call(
-                "truncate", on, sequence=self.edited, length=max(0, length() - EDIT_SIZES[number])
-            ),
-            "fork": lambda number: continue_with(self.call("fork", on, sequence=self.edited)),
-            "drop": drop,
-            "offload": lambda number: self.call("offload", on, sequence=self.edited),
-            "restore": lambda number: continue_with(self.call("restore", on, handle=some_copy(number))),
-            "discard": lambda number: self.call("discard", on, handle=some_copy(number)),
-        }
+    def write_edits(self) -> dict[str, Callable[[int], Any]]:
+        return {"append": lambda number: self.append_to(self.edited, 1 + number % 4, "uneven", number)}
 
     @precondition(lambda self: self.objects)
     @rule(index=ANY_INDEX, count=TOKEN_COUNT, kind=row_kinds(), seed=SEED)
@@ -137,15 +96,9 @@ class SparseStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(index=ANY_INDEX, back=TRUNCATION, count=TOKEN_COUNT, seed=SEED)
     def truncate(self, index: int, back: int, count: int, seed: int) -> None:
-        model, sequence = self.sparse_model, self.one_of("sequence", index)
-        length = len(model.sequences[sequence].tokens) if sequence in model.sequences else 0
-        self.call("truncate", self.objects[0], sequence=sequence, length=length - back)
+        sequence = self.one_of("sequence", index)
+        self.call("truncate", self.objects[0], sequence=sequence, length=self.length(sequence) - back)
         self.append_to(sequence, count, "uneven", seed)
-
-    @precondition(lambda self: self.objects)
-    @rule(index=ANY_INDEX)
-    def drop(self, index: int) -> None:
-        self.call("drop", self.objects[0], sequence=self.one_of("sequence", index))
 
     @precondition(lambda self: self.objects)
     @rule(
@@ -186,11 +139,6 @@ class SparseStateMachine(FamilyStateMachine):
             for _ in range(times):
                 self.call("restore", on, handle=handle)
             self.call("discard", on, handle=handle)
-
-    @precondition(lambda self: self.objects)
-    @rule(index=ANY_INDEX, name=st.sampled_from(("restore", "discard")))
-    def use_copy(self, index: int, name: str) -> None:
-        self.call(name, self.objects[0], handle=self.one_of("handle", index))
 
 
 register_error_states(

@@ -1,0 +1,69 @@
+"""What models have in common whose caches copy sequences to host memory, and restore them by handle (SPARSE, COMPR)."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from kvref_conformance.oracle.expectations import AnyOf, Errors, ExactValue, Expectation
+from kvref_conformance.oracle.reference_model import ReferenceModel
+
+
+class OffloadableSequences(ReferenceModel):
+    """Sequences and copies of their tokens.
+
+    sequence_clause, copy_clause: the clauses about unknown sequences and unknown handles. sequences: by id, an object with
+    `tokens`. copies: the tokens of each offloaded sequence, by handle. ids: all ids that were ever returned, by kind.
+    """
+
+    sequence_clause: ClassVar[str]
+    copy_clause: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences: dict[int, Any] = {}
+        self.copies: dict[int, list[Any]] = {}
+        self.ids: dict[str, set[int]] = {"sequence": set(), "handle": set()}
+
+    def unknown(self, sequence: Any) -> Errors:
+        return [] if _is_key(sequence, self.sequences) else [("SequenceNotFound", self.sequence_clause)]
+
+    def unknown_handle(self, handle: Any) -> Errors:
+        return [] if _is_key(handle, self.copies) else [("KeyNotFound", self.copy_clause)]
+
+    def new_id(self, clause: str, name: str, change: Callable[[int], None], kind: str = "sequence") -> AnyOf:
+        """The reply of a call that returns a new id, and changes the model by it. kind: "sequence" or "handle"."""
+        used = self.sequences if kind == "sequence" else self.copies
+
+        def then(id: int) -> None:
+            self.ids[kind].add(id)
+            change(id)
+
+        def accepts(id: Any) -> bool:
+            return isinstance(id, int) and not isinstance(id, bool) and id >= 0 and id not in used
+
+        text = "the id of no live sequence" if kind == "sequence" else "the handle of no copy"
+        return AnyOf(clause, self.on_success(name, then), range_text=text, accepts=accepts)
+
+    def drop(self, sequence: Any) -> Expectation:
+        if wrong := self.unknown(sequence):
+            return self.expect_error(wrong)
+        return Expectation(self.sequence_clause, self.on_success("drop", lambda ok: self.sequences.__delitem__(sequence)))
+
+    def length(self, sequence: Any) -> Expectation:
+        if wrong := self.unknown(sequence):
+            return self.expect_error(wrong)
+        return ExactValue(self.clause_of("length"), value=len(self.sequences[sequence].tokens))
+
+    def offload(self, sequence: Any) -> Expectation:
+        if wrong := self.unknown(sequence):
+            return self.expect_error(wrong)
+        tokens = list(self.sequences[sequence].tokens)
+        return self.new_id(self.copy_clause, "offload", lambda id: self.copies.update({id: tokens}), "handle")
+
+    def discard(self, handle: Any) -> Expectation:
+        if wrong := self.unknown_handle(handle):
+            return self.expect_error(wrong)
+        return Expectation(self.copy_clause, self.on_success("discard", lambda ok: self.copies.__delitem__(handle)))
+
+
+def _is_key(id: Any, known: dict[int, Any]) -> bool:
+    return isinstance(id, int) and not isinstance(id, bool) and id in known
