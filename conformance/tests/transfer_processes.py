@@ -13,6 +13,7 @@ import signal
 import weakref
 from contextlib import contextmanager
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 from commandline import fork_server
@@ -177,7 +178,7 @@ class ProcessTransferCache(kvref.TransferCache):
 class TransferProcesses(OnBackend):
     """The implementation. made: the class of its caches; options: their options."""
 
-    limits = {"threads": False}  # noqa: RUF012
+    limits: ClassVar = {"threads": False}  # all calls of a cache share one pipe to its writer
 
     def __init__(self, made=ProcessTransferCache, **options):
         super().__init__(reference)

@@ -55,6 +55,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         (run, [ChapterShare(run, chapter, tuple(row.cells[at] for row in rows)) for chapter, rows in chapters])
         for at, run in enumerate(runs)
     ]
+    stale = {run.slug: stale_clauses(run) for run in runs}
     there = {cell.verdict for row in rows for cell in row.cells}
     made = jinja_environment()
 
@@ -70,7 +71,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         projects=sorted({run.project for run in runs}),
         languages=sorted({each["language"] for each in about}),
         families=[family for family in names() if any(family in each["families"] for each in about)],
-        stale={run.slug: len(stale_clauses(run)) for run in runs},
+        stale=stale,
         derived=any(share.num_derived for _, of_run in shares for share in of_run),
     )
     page(
@@ -86,7 +87,7 @@ def write_site(folder: Path, runs: list[ResultFile], findings: Findings | None =
         for row in of_chapter:
             page(f"clauses/{row.clause.id}.html", "clause.html", chapter=chapter, row=row)
     for run, of_run in shares:
-        page(f"implementations/{run.slug}.html", "implementation.html", run=run, shares=of_run, stale=stale_clauses(run))
+        page(f"implementations/{run.slug}.html", "implementation.html", run=run, shares=of_run, stale=stale[run.slug])
         (folder / "badges" / f"{run.slug}.svg").write_text(make_badge(run), encoding="utf-8")
     for cell in [cell for row in rows for cell in row.cells if cell.trace]:
         (folder / cell.file).parent.mkdir(exist_ok=True)

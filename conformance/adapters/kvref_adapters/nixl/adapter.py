@@ -104,7 +104,7 @@ class NixlTransfers(NumpyArrays):
     language = "python"
     project = "nixl"
     formats = PLAIN_DTYPES
-    limits: ClassVar[dict[str, Any]] = {"threads": False}
+    limits: ClassVar[dict[str, Any]] = {"threads": False}  # all caches share one pipe to the other process
 
     def __init__(self) -> None:
         self._agents = Agents()
