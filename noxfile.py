@@ -290,7 +290,7 @@ def others(session: nox.Session, project: str) -> None:
 def renew(session: nox.Session) -> None:
     """Judges again what has stale results (`kvref report --stale`). Commit docs/results afterwards. By hand: may take hours."""
     session.install(*PINNED, "torch")
-    session.install(*PINNED, "-e", ".[conformance]")
+    session.install(*PINNED, "-e", ".[conformance]", "ml_dtypes")  # ml_dtypes: for arrays of bfloat16 from programs
     files = sorted(map(str, Path("docs/results/checks").glob("*.json")))
     listed = session.run("kvref", "report", *files, "--stale", silent=True, success_codes=(0, 1))
     stale = set(re.findall(r"^docs/results/checks/(.+)\.json: ", str(listed), re.MULTILINE))

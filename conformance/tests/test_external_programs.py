@@ -314,3 +314,30 @@ def test_the_judge_sees_through_a_pipe_what_it_sees_in_its_process(member):
             assert (outcome.verdict, outcome.what, outcome.expected, outcome.got, outcome.calls) == (
                 here[check].verdict, here[check].what, here[check].expected, here[check].got, here[check].calls,
             )  # fmt: skip
+
+
+REPLIES_WITH_BFLOAT16 = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["op"] == "hello":
+        names = {"name": "half", "version": "1", "language": "python", "level": "exact"}
+        ok = names | {"formats": ["bfloat16"], "families": ["contiguous"]}
+    elif asked["op"] == "contiguous.new":
+        ok = {"handle": asked["id"]}
+    else:
+        ok = {"dtype": "bfloat16", "shape": [1], "base64": "gD8="}
+    print(json.dumps({"id": asked["id"], "ok": ok}), flush=True)
+"""
+
+
+def test_arrays_that_the_judge_cannot_read_are_not_blamed_on_the_program(tmp_path, monkeypatch):
+    (tmp_path / "program.py").write_text(REPLIES_WITH_BFLOAT16)
+    program = load_implementation(f"exec:{sys.executable} {tmp_path}/program.py")
+    cache = program.contiguous(batch_size=1, num_kv_heads=1, head_dim=1, initial_capacity=1, max_seq_len=1, dtype="bfloat16")
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(NotOffered, match="the judge needs ml_dtypes"):
+        cache.raw()
+    monkeypatch.undo()
+    assert float(cache.raw()[0]) == 1.0  # the program was not ended
+    program.close()

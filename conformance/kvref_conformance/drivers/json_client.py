@@ -22,7 +22,7 @@ from kvref_conformance.exceptions import NotOffered, ProcessDeath
 from kvref_conformance.families import names
 from kvref_conformance.implementation_api import ExternalImplementation, Level, NDArray
 from kvref_conformance.limits import Limits, LimitsError
-from kvref_conformance.traces.json_codec import NotSerializable, from_wire, to_wire
+from kvref_conformance.traces.json_codec import NotSerializable, PackageMissing, from_wire, to_wire
 
 PROTOCOL = 1
 TOO_LONG = f"arrays of more than {MAX_LINE_BYTES >> 20} MiB over a pipe"
@@ -113,6 +113,8 @@ class JsonClient(ExternalImplementation):
             ) from None
         except MalformedMessage as garbled:
             raise self._malformed_reply(op, *garbled.args) from None
+        except PackageMissing as lacking:
+            raise NotOffered(lacking) from None
         except NotSerializable as wrong:
             raise self._malformed_reply(op, "values as JSON", str(wrong)) from None
         if "error" in reply:

@@ -23,6 +23,10 @@ class NotSerializable(Exception):
     """A JSON value is malformed. The message states the problem."""
 
 
+class PackageMissing(NotSerializable):
+    """This process lacks a package that it needs to read the value. The value is right."""
+
+
 def to_wire(value: Any) -> Any:
     """Convert a value to a form that json.dumps accepts."""
     if isinstance(value, ObjectReference):
@@ -80,7 +84,7 @@ def _dtype(name: str) -> Any:
     try:
         from ml_dtypes import bfloat16
     except ImportError:
-        raise NotSerializable("an array of bfloat16 needs ml_dtypes (pip install ml_dtypes)") from None
+        raise PackageMissing("bfloat16 arrays (the judge needs ml_dtypes to read them: pip install ml_dtypes)") from None
     return np.dtype(bfloat16)
 
 
