@@ -262,3 +262,8 @@ def hidden_tokens_have_a_large_negative_score(patch):
         "np.argsort(-np.where(np.arange(scores.shape[1]) < seen, scores[row], -1e4)",
         "best = np.sort(", "best = (lambda found: np.sort(found[found < seen]))(",
     )  # fmt: skip
+
+
+@bug("LAW-18")
+def a_selection_sorts_the_best_128_only(patch):
+    in_source(patch, SELECT, 'kind="stable")[: self.config.top_k]', 'kind="stable")[: min(128, self.config.top_k)]')

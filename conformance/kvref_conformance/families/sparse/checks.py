@@ -18,8 +18,9 @@ from kvref_conformance.testlib.assertions import (
     raises,
     random_queries,
 )
-from kvref_conformance.testlib.fixtures import different_size, random_pair, random_tokens
+from kvref_conformance.testlib.fixtures import different_size, random_pair, random_tokens, require_sizes
 from kvref_conformance.testlib.law_adapter import unknown_ids
+from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 
@@ -414,3 +415,41 @@ def related_sequences_share_blocks_or_not(subject: Subject) -> None:
     fixture.look("num_free_blocks")
     cache.drop(child)
     assert_equal(cache.num_free_blocks, cache.config["num_blocks"], "num_free_blocks after all sequences were dropped")
+
+
+# Checks of LAW-18: selections as large as those of models.
+
+
+class ManyTokens(SparseFixture):
+    """A cache with so many tokens that bfloat16 does not represent their scores: index keys have them as two digits of base 256."""
+
+    def index_keys(self, scores: Sequence[int]) -> NDArray:
+        require_sizes(self.cache, index_dim=2)
+        keys = super().index_keys(scores)
+        keys[:, 0], keys[:, 1] = np.divmod(np.asarray(scores, np.float32), 256)
+        return keys
+
+    def query(self, count: int = 1) -> tuple[NDArray, NDArray]:
+        queries, weights = super().query(count)
+        queries[:, :, :2] = 256, 1
+        return queries, weights
+
+
+@check("LAW-18", "sparse")
+def select_and_attend_choose_hundreds_of_tokens(subject: Subject) -> None:
+    _choose_many(subject, top_k=130, counts=(129, 131, 400))
+
+
+@check("LAW-18", "sparse", real=True)
+def select_and_attend_choose_as_many_tokens_as_models(subject: Subject) -> None:
+    _choose_many(subject, top_k=2048, counts=(2047, 2049, 4500))
+
+
+def _choose_many(subject: Subject, top_k: int, counts: Sequence[int]) -> None:
+    for count in (affordable_tokens(subject, each, len(counts)) for each in counts):
+        scores = [int(each) for each in subject.rng.permutation(count)]
+        fixture = ManyTokens(subject, top_k=top_k, index_dim=4, num_blocks=-(-count // 64), block_size=64)
+        fixture.append(fixture.sequence, scores)
+        seen = [scores[: count - 2 + row] for row in range(3)]
+        fixture.selects(fixture.sequence, best(scores, fixture.top_k), what=f"among {count} tokens")
+        _attends(fixture, [best(each, fixture.top_k) for each in seen], causal=True)
