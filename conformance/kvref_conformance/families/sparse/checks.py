@@ -421,7 +421,7 @@ def related_sequences_share_blocks_or_not(subject: Subject) -> None:
 
 
 class ManyTokens(SparseFixture):
-    """A cache with so many tokens that bfloat16 does not represent their scores: index keys have them as two digits of base 256."""
+    """A cache with many tokens. An index key has its score as two digits of base 256, which bfloat16 represents exactly."""
 
     def index_keys(self, scores: Sequence[int]) -> NDArray:
         require_sizes(self.cache, index_dim=2)
