@@ -4,7 +4,7 @@ A model creates an Expectation for each request before the reply is known. `judg
 satisfy it, with the clause that the wrong reply breaks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -322,8 +322,18 @@ def finite_errors(*arrays: Any) -> Errors:
 
 def range_errors(value: Any, stop: int | None, kind: str, clause: str = "LAW-11") -> Errors:
     """The error of this kind, unless `value` is an integer in [0, stop) (None: without an upper limit)."""
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (stop is None or value < stop)
+    good = is_integer(value) and value >= 0 and (stop is None or value < stop)
     return [] if good else [(kind, clause)]
+
+
+def id_errors(id: Any, known: Container[int], kind: str = "SequenceNotFound", clause: str = "LAW-11") -> Errors:
+    """The error of this kind, unless `id` is a known id."""
+    return [] if is_integer(id) and id in known else [(kind, clause)]
+
+
+def is_integer(value: Any) -> bool:
+    """Whether `value` is an integer: True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def to_float32(array: Any) -> NDArray:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from kvref_conformance.oracle.expectations import AnyOf, Errors, ExactValue, Expectation
+from kvref_conformance.oracle.expectations import AnyOf, Errors, ExactValue, Expectation, id_errors, is_integer
 from kvref_conformance.oracle.reference_model import ReferenceModel
 
 
@@ -24,10 +24,10 @@ class OffloadableSequences(ReferenceModel):
         self.ids: dict[str, set[int]] = {"sequence": set(), "handle": set()}
 
     def unknown(self, sequence: Any) -> Errors:
-        return [] if _is_key(sequence, self.sequences) else [("SequenceNotFound", self.sequence_clause)]
+        return id_errors(sequence, self.sequences, clause=self.sequence_clause)
 
     def unknown_handle(self, handle: Any) -> Errors:
-        return [] if _is_key(handle, self.copies) else [("KeyNotFound", self.copy_clause)]
+        return id_errors(handle, self.copies, "KeyNotFound", self.copy_clause)
 
     def new_id(self, clause: str, name: str, change: Callable[[int], None], kind: str = "sequence") -> AnyOf:
         """The reply of a call that returns a new id, and changes the model by it. kind: "sequence" or "handle"."""
@@ -38,7 +38,7 @@ class OffloadableSequences(ReferenceModel):
             change(id)
 
         def accepts(id: Any) -> bool:
-            return isinstance(id, int) and not isinstance(id, bool) and id >= 0 and id not in used
+            return is_integer(id) and id >= 0 and id not in used
 
         text = "the id of no live sequence" if kind == "sequence" else "the handle of no copy"
         return AnyOf(clause, self.on_success(name, then), range_text=text, accepts=accepts)
@@ -63,7 +63,3 @@ class OffloadableSequences(ReferenceModel):
         if wrong := self.unknown_handle(handle):
             return self.expect_error(wrong)
         return Expectation(self.copy_clause, self.on_success("discard", lambda ok: self.copies.__delitem__(handle)))
-
-
-def _is_key(id: Any, known: dict[int, Any]) -> bool:
-    return isinstance(id, int) and not isinstance(id, bool) and id in known

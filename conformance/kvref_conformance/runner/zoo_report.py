@@ -8,6 +8,7 @@ from kvref_conformance.implementation_api import offers
 from kvref_conformance.results import CheckResult
 from kvref_conformance.runner.check_runner import CheckRunner, Failure, select_checks
 from kvref_conformance.runner.options import Effort
+from kvref_conformance.testlib.registry import Check
 from kvref_zoo.mutant import Mutant
 
 CALL_TIMEOUT = 1.0  # seconds: some members hang
@@ -44,13 +45,21 @@ def judge_member(name: str, examples: int = 100) -> ZooResult:
 
 
 def clauses_broken_by(name: str, wanted: str = "*", examples: int = 100) -> set[str]:
-    """The wanted clauses that a member fails, without LAW-18: a bug that shows at small sizes also breaks LAW-18."""
+    """The wanted clauses that a member breaks, as its failures name them.
+
+    Without LAW-18: a bug that shows at small sizes also breaks LAW-18. Without failures of a check that name another clause.
+    """
     member = kvref_zoo.member(name)
     judge = make_member_runner(member, examples, simpler=False)
     offered = {family for family in families() if offers(member, family)}
     clauses = {clause: checks for clause, checks in select_checks(wanted).items() if {check.family for check in checks} & offered}
+
+    def breaks(clause: str, check: Check) -> bool:
+        said = judge.judge_check(check)
+        return isinstance(said, Failure) and said.violation.clause in ("", clause)
+
     return {
         clause.id
         for clause, checks in clauses.items()
-        if clause.id != "LAW-18" and any(isinstance(judge.judge_check(check), Failure) for check in checks)
+        if clause.id != "LAW-18" and any(breaks(clause.id, each) for each in checks)
     }

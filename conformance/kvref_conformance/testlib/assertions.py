@@ -135,12 +135,12 @@ def assert_same(got: Any, want: NDArray | np.generic, what: str) -> None:
 
 
 def assert_within(got: Any, want: ArrayLike, bound: ArrayLike, what: str) -> None:
-    """Raise ClauseViolation unless |got - want| <= bound for each element, computed in float64."""
+    """Raise ClauseViolation unless |got - want| <= bound for each element, computed in float64, or both are the same infinity."""
     explain = want.explain if isinstance(want, AttentionOutput) else AttentionOutput.explain
     want = np.asarray(want, dtype=np.float64)
     got = assert_shape(got, want.shape, what)
     bound = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
-    differs = ~(np.abs(got.astype(np.float64) - want) <= bound)
+    differs = ~((np.abs(got.astype(np.float64) - want) <= bound) | (got == want))
     _raise_at(differs, got, want, what, " within {}", bound, note=explain(got) if differs.any() else "")
 
 
@@ -202,6 +202,19 @@ class KeptResults:
 
     def _copy(self, result: Any) -> NDArray:
         return np.array(result, np.int64) if isinstance(result, Sequence) else np.array(self.subject.numpy(result))
+
+
+@contextmanager
+def blaming(clause: str) -> Iterator[None]:
+    """Let a ClauseViolation of the block name this clause instead of that of the check, unless it names one itself.
+
+    For what a check needs before it can judge its own clause.
+    """
+    try:
+        yield
+    except ClauseViolation as violation:
+        violation.clause = violation.clause or clause
+        raise
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.expectations import exact_reads
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
-from kvref_conformance.testlib.assertions import assert_equal, assert_reads, assert_same, assert_true
+from kvref_conformance.testlib.assertions import assert_equal, assert_reads, assert_same, assert_true, blaming
 from kvref_conformance.testlib.fixtures import different_size, new_object, random_pair, random_tokens, supports
 
 LARGEST_JSON_INTEGER = 2**53 - 1  # the largest integer that every JSON parser represents exactly
@@ -288,11 +288,8 @@ def assert_tokens_kept(stream: LawAdapter, keys: NDArray, values: NDArray, when:
     A law that compares tokens with the appended ones after a call uses it before the call, so that it does not blame the call
     for a token that was lost earlier. when: for example "before invalid calls".
     """
-    try:
+    with blaming("LAW-04"):
         assert_reads(stream.subject, stream.read(), stream.expected(keys, values), f"the {len(keys)} tokens {when}")
-    except ClauseViolation as violation:
-        violation.clause = violation.clause or "LAW-04"
-        raise
 
 
 def assert_whole_appends_kept(stream: LawAdapter, count: int, when: str) -> None:

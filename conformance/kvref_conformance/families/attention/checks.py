@@ -19,6 +19,7 @@ from kvref_conformance.testlib.assertions import (
     assert_shape,
     assert_true,
     assert_within,
+    blaming,
     expected_attention,
     keys_loud_at_view_ends,
     normal_rows,
@@ -272,6 +273,8 @@ def causal_attention_of_queries_before_the_first_token_returns_zeros(subject: Su
 def attention_accepts_views(subject: Subject) -> None:
     query, (keys, values) = query_of(subject, 2), random_pair(subject, 4)
     want, bound = expected_attention(subject, query, keys, values, scale=0.5)
+    with blaming("ATTN-01"):
+        assert_within(attend(subject, query, keys, values, length=4), want, bound, "attention with arrays that are no views")
     views = [strided_view(subject, part) for part in (query, keys, values)]
     got = subject.new("attention").attention(*views, scale=0.5, causal=False, length=4)
     assert_within(got, want, bound, "attention with strided views")

@@ -20,6 +20,7 @@ from kvref_conformance.oracle.expectations import (
     UnjudgedReply,
     all_finite,
     array_errors,
+    id_errors,
     range_errors,
 )
 from kvref_conformance.oracle.formats.per_row import ExpectedReads
@@ -276,6 +277,4 @@ class Grouped(ReferenceModel):
         return stacked(tokens, self.row, self.dtype)
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:
-        known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.lengths
-        wrong: Errors = [] if known else [("SequenceNotFound", "LAW-11")]
-        return wrong + range_errors(layer, self.layers, "LayerOutOfRange")
+        return id_errors(sequence, self.lengths) + range_errors(layer, self.layers, "LayerOutOfRange")

@@ -20,6 +20,7 @@ from kvref_conformance.oracle.expectations import (
     array_errors,
     exact_reads,
     finite_errors,
+    id_errors,
     range_errors,
     to_float32,
 )
@@ -433,9 +434,7 @@ class Recurrent(SerializableModel):
         state.states, state.tokens, state.drafts, state.parts = list(states), [], range(0), None
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Errors:
-        known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.sequences
-        wrong: Errors = [] if known else [("SequenceNotFound", "LAW-11")]
-        return wrong + range_errors(layer, self.config["num_layers"], "LayerOutOfRange")
+        return id_errors(sequence, self.sequences) + range_errors(layer, self.config["num_layers"], "LayerOutOfRange")
 
 
 def span_errors(span: Any, stop: int, kind: str) -> Errors:

@@ -21,6 +21,7 @@ from kvref_conformance.oracle.expectations import (
     exact_reads,
     expect_error,
     finite_errors,
+    id_errors,
     range_errors,
     to_float32,
 )
@@ -130,10 +131,9 @@ class Transfer(ReferenceModel):
         return self._reads("gather", held, layer, range(held.length), range(self.row[0]))
 
     def send(self, handle: Any, layer: Any, tokens: Any, heads: Any) -> Expectation:
-        known = self._is_id(handle, self.exports)
-        wrong = [] if known else [("ExportNotFound", "TRANSFER-10")]
+        wrong = id_errors(handle, self.exports, "ExportNotFound", "TRANSFER-10")
+        length = None if wrong else self.exports[handle].length
         wrong += self._layer_errors(layer, "TRANSFER-11") + _span_errors(heads, self.row[0], "HeadOutOfRange", "TRANSFER-11")
-        length = self.exports[handle].length if known else None
         if wrong := wrong + _span_errors(tokens, length, "PositionOutOfRange", "TRANSFER-11"):
             return expect_error(wrong, lambda: None)
         return self._reads("send", self.exports[handle], layer, range(*tokens), range(*heads))
@@ -176,8 +176,8 @@ class Transfer(ReferenceModel):
         return Expectation(clause, then) if all_finite(keys, values) else AcceptedOrError(clause, then)
 
     def truncate(self, sequence: Any, length: Any) -> Expectation:
-        held = self.sequences.get(sequence) if self._is_id(sequence, self.sequences) else None
         wrong = self._unknown(sequence)
+        held = None if wrong else self.sequences[sequence]
         if wrong := wrong + range_errors(length, held.length + 1 if held else None, "PositionOutOfRange", "EDIT-02"):
             return self.expect_error(wrong)
 
@@ -210,7 +210,7 @@ class Transfer(ReferenceModel):
 
     def arrive(self, transfer: Any, layer: Any, start: Any, heads: Any, keys: Any, values: Any) -> Expectation:
         wrong = self._part_errors("arrive", self.open, transfer, layer, start, heads, keys, values)
-        held = self.open.get(transfer) if self._is_id(transfer, self.open) else None
+        held = None if id_errors(transfer, self.open) else self.open[transfer]
         tokens = max((len(each) for each in (keys, values) if np.ndim(each)), default=0)
         if held and any((layer, start + at, head) in held.rows for at in range(tokens) for head in range(*heads)):
             wrong.append(("AlreadyArrived", "TRANSFER-03"))
@@ -274,8 +274,8 @@ class Transfer(ReferenceModel):
         return self._new_id("export", "handle", "TRANSFER-09", lambda id: self.exports.update({id: copy}))
 
     def release(self, handle: Any) -> Expectation:
-        if not self._is_id(handle, self.exports):
-            return self.expect_error([("ExportNotFound", "TRANSFER-10")])
+        if wrong := id_errors(handle, self.exports, "ExportNotFound", "TRANSFER-10"):
+            return self.expect_error(wrong)
         return Expectation("TRANSFER-10", self.on_success("release", _remove(self.exports, handle)))
 
     # Helpers.
@@ -297,15 +297,12 @@ class Transfer(ReferenceModel):
         places = product(range(len(stored[0])), range(len(heads)))
         return {(layer, start + at, heads[head]): (stored[0][at, head], stored[1][at, head]) for at, head in places}
 
-    def _is_id(self, id: Any, among: dict[int, Owner]) -> bool:
-        return isinstance(id, int) and not isinstance(id, bool) and id in among
-
     def _unknown(self, sequence: Any) -> Errors:
-        return [] if self._is_id(sequence, self.sequences) else [("SequenceNotFound", "LAW-11")]
+        return id_errors(sequence, self.sequences)
 
     def _absent(self, op: str, among: dict[int, Owner], transfer: Any) -> Errors:
         clause = "TRANSFER-07" if op in ("fence", "write_late") else "TRANSFER-06"
-        return [] if self._is_id(transfer, among) else [("TransferNotFound", clause)]
+        return id_errors(transfer, among, "TransferNotFound", clause)
 
     def _layer_errors(self, layer: Any, clause: str = "LAW-11") -> Errors:
         return range_errors(layer, self.layers, "LayerOutOfRange", clause)

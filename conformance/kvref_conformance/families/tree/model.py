@@ -19,6 +19,8 @@ from kvref_conformance.oracle.expectations import (
     count_tokens,
     exact_reads,
     finite_errors,
+    id_errors,
+    is_integer,
     range_errors,
     to_float32,
 )
@@ -126,8 +128,7 @@ class Tree(ReferenceModel):
     # Sequences.
 
     def unknown(self, sequence: Any) -> Errors:
-        known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.sequences
-        return [] if known else [("SequenceNotFound", "TREE-12")]
+        return id_errors(sequence, self.sequences, clause="TREE-12")
 
     def open_tree(self, sequence: int) -> Errors:
         return [("InUse", "TREE-09")] if self.sequences[sequence].nodes else []
@@ -150,7 +151,7 @@ class Tree(ReferenceModel):
             self.groups += 1
 
         def accepts(id: Any) -> bool:
-            return isinstance(id, int) and not isinstance(id, bool) and id >= 0 and id not in self.sequences
+            return is_integer(id) and id >= 0 and id not in self.sequences
 
         return AnyOf(clause, self.on_success(name, change), range_text="the id of no live sequence", accepts=accepts)
 
@@ -308,7 +309,7 @@ class _ExpectedOrError(AcceptedOrError):
 def _node_errors(nodes: Sequence[Any], stop: int | None, clause: str = "TREE-02", grows: bool = True) -> Errors:
     """The error unless each node is an integer in [-1, stop). grows: whether node i is in [-1, stop + i)."""
     for place, node in enumerate(nodes):
-        good = isinstance(node, int) and not isinstance(node, bool) and node >= -1
+        good = is_integer(node) and node >= -1
         if not good or (stop is not None and node >= stop + place * grows):
             return [("PositionOutOfRange", clause)]
     return []
