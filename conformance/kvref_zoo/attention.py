@@ -23,7 +23,7 @@ class AttentionAddsTheSinkPerTile:
         return kvref.attention(query, keys, values, scale=scale, causal=causal, logit_sink=often)
 
 
-@mutant("ATTN-01", also="ATTN-02 ATTN-04 ATTN-05 ATTN-07 ATTN-09 LAW-10", seen_in="apple/axlearn#842")
+@mutant("ATTN-01", also="ATTN-02 ATTN-04 ATTN-05 ATTN-07 ATTN-08 ATTN-09 LAW-10", seen_in="apple/axlearn#842")
 class AttentionHeadsInterleaved:
     """With H kv heads, query head h reads kv head h % H instead of h // group: right for MHA, wrong for GQA."""
 
@@ -41,7 +41,7 @@ class AttentionNanPastTheEnd:
         return out + np.float32(0) * values[length:].sum()
 
 
-@mutant("ATTN-01", also="ATTN-02 ATTN-04 ATTN-05 ATTN-07 ATTN-09 LAW-10", seen_in="PSAL-POSTECH/ONNXim#34")
+@mutant("ATTN-01", also="ATTN-02 ATTN-04 ATTN-05 ATTN-07 ATTN-08 ATTN-09 LAW-10", seen_in="PSAL-POSTECH/ONNXim#34")
 class AttentionOneKvHead:
     """The index of the kv head is computed with a wrong divisor: every query head reads the first kv head."""
 
@@ -49,7 +49,7 @@ class AttentionOneKvHead:
         return kvref.attention(query, keys[:, :1], values[:, :1], **options)
 
 
-@mutant("ATTN-03", also="ATTN-02 ATTN-04 ATTN-05 ATTN-06")
+@mutant("ATTN-03", also="ATTN-02 ATTN-04 ATTN-05 ATTN-06 ATTN-07")
 class AttentionOverflows:
     """The softmax computes exp of the scores without first subtracting the largest score, and large scores overflow."""
 

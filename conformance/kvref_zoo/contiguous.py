@@ -95,7 +95,7 @@ class ContiguousKeepsTheCallersInteger(kvref.ContiguousCache):
         self.seq_len = before + count
 
 
-@mutant("CONTIG-06", also="CONTIG-09 EDIT-03 FMT-LEVEL-04 LAW-10", seen_in="huggingface/transformers#37574")
+@mutant("CONTIG-06", also="CONTIG-09 EDIT-03 FMT-LEVEL-04 LAW-08 LAW-10", seen_in="huggingface/transformers#37574")
 class ContiguousRejectsTheLastToken(kvref.ContiguousCache):
     """`append` rejects the last token for which there is room."""
 
@@ -190,7 +190,7 @@ class ContiguousTruncateClamps(kvref.ContiguousCache):
         super().truncate(min(length, self.seq_len))
 
 
-@mutant("EDIT-03", also="CONTIG-02 CONTIG-06 CONTIG-09", seen_in="ml-explore/mlx-lm#1502")
+@mutant("EDIT-03", also="CONTIG-02 CONTIG-06 CONTIG-09 EDIT-01", seen_in="ml-explore/mlx-lm#1502")
 class ContiguousTruncateLeavesTheRows(kvref.ContiguousCache):
     """`truncate` changes only the length, and `append` counts the stored rows.
 

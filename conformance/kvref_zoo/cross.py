@@ -47,7 +47,7 @@ class CrossTrimCutsSources(kvref.CrossCache):
                 self._sources[row] = keys[:, :kept], values[:, :kept]
 
 
-@mutant("CROSS-05", seen_in="sgl-project/sglang#25045")
+@mutant("CROSS-05", also="CROSS-02 CROSS-06 CROSS-07 LAW-10", seen_in="sgl-project/sglang#25045")
 class CrossLengthOfTheFirstSource(kvref.CrossCache):
     """Attention uses the length of the first row's source for all rows: longer sources are cut."""
 
@@ -63,7 +63,7 @@ class CrossLengthOfTheFirstSource(kvref.CrossCache):
             self._sources = sources
 
 
-@mutant("CROSS-05", also="CROSS-02 CROSS-04 CROSS-06 CROSS-07", seen_in="ggml-org/whisper.cpp#3941")
+@mutant("CROSS-05", also="CROSS-02 CROSS-04 CROSS-06 CROSS-07 LAW-10", seen_in="ggml-org/whisper.cpp#3941")
 class CrossPaddingIsNotMasked(kvref.CrossCache):
     """Sources are padded to a multiple of 4 entries, and the padding is not masked: keys of zeros get a part of the weight."""
 
@@ -92,7 +92,7 @@ class CrossSourcesAreNotReordered(kvref.CrossCache):
             self._sources = before
 
 
-@mutant("CROSS-07", also="CROSS-06", seen_in="ggml-org/whisper.cpp#3941")
+@mutant("CROSS-07", also="CROSS-01 CROSS-06", seen_in="ggml-org/whisper.cpp#3941")
 class CrossOldEntriesFollowAShorterSource(kvref.CrossCache):
     """A source is read with the length of the former one if it is shorter: old entries follow it."""
 

@@ -35,7 +35,7 @@ class KernelsCopyBlockByBlock(kvref.ReferenceBackend):
         return store
 
 
-@mutant("KERN-04", also="KERN-01")
+@mutant("KERN-04", also="KERN-01 KERN-02 KERN-08 KERN-09")
 class KernelsFlushNanBits(kvref.ReferenceBackend):
     """Tokens pass through floating-point arithmetic when they are written: the payloads of NaNs are lost."""
 

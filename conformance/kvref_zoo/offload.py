@@ -22,7 +22,7 @@ class OffloadEvictsLoadingBlocks(kvref.HostStore):
                 block.loads = loads[key]
 
 
-@mutant("MOVE-08", also="MOVE-10", seen_in="sgl-project/sglang#27108")
+@mutant("MOVE-08", also="MOVE-10 MOVE-11", seen_in="sgl-project/sglang#27108")
 class OffloadFailedStoreIsAHit(kvref.HostStore):
     """A copy to the host that failed is treated as complete, and later lookups find it."""
 
@@ -31,7 +31,7 @@ class OffloadFailedStoreIsAHit(kvref.HostStore):
 
 
 # also: failed stores stay, and blocks that are being stored can be evicted
-@mutant("MOVE-06", also="MOVE-08 MOVE-09 MOVE-10", seen_in="vllm-project/vllm#35092")
+@mutant("MOVE-06", also="MOVE-08 MOVE-09 MOVE-10 MOVE-11", seen_in="vllm-project/vllm#35092")
 class OffloadFoundBeforeComplete(kvref.HostStore):
     """A key is found as soon as its store begins: a load before the store is complete reads the former contents of the place."""
 
@@ -44,7 +44,7 @@ class OffloadFoundBeforeComplete(kvref.HostStore):
         """Does nothing: the keys are stored already."""
 
 
-@mutant("MOVE-09", also="LAW-01 LAW-19", seen_in="LMCache/LMCache#5095")
+@mutant("MOVE-09", also="LAW-01 LAW-19 MOVE-11", seen_in="LMCache/LMCache#5095")
 class OffloadLoadCompletesTwice(kvref.HostStore):
     """Completing one load twice removes two pins. The second pin belongs to another request that is still loading the block."""
 

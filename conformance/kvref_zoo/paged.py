@@ -71,7 +71,7 @@ class PagedCopiesKeysOnly(kvref.PagedCache):
         self._store.values.copy = lambda *what: None  # type: ignore[method-assign]
 
 
-@mutant("SHARE-05", also="PAGED-03")
+@mutant("SHARE-05", also="PAGED-03 SHARE-04 SHARE-06")
 class PagedCopiesTheWholeTable(kvref.PagedCache):
     """One token written to a fork copies all blocks that the fork shares: forking saves no memory."""
 
@@ -81,7 +81,7 @@ class PagedCopiesTheWholeTable(kvref.PagedCache):
         super()._make_writable(more, tables, layers, positions)
 
 
-@mutant("PAGED-06", seen_in="vllm-project/vllm#47056")
+@mutant("PAGED-06", also="SHARE-05", seen_in="vllm-project/vllm#47056")
 class PagedDecodesWithAnotherBlockSize(kvref.PagedCache):
     """Tokens are written with one block size, and `slot_mapping` computes slots with another."""
 
@@ -92,7 +92,9 @@ class PagedDecodesWithAnotherBlockSize(kvref.PagedCache):
 
 
 @mutant(
-    "PAGED-07", also="EDIT-04 EDIT-05 EDIT-10 LAW-03 MOVE-03 MOVE-05 PAGED-15 PAGED-18 SHARE-04 SHARE-06 SHARE-08 SHARE-09 WIN-09"
+    "PAGED-07",
+    also="EDIT-04 EDIT-05 EDIT-10 LAW-03 LAW-08 LAW-17 LAW-21 MOVE-03 MOVE-05 PAGED-15 PAGED-18 SHARE-04 SHARE-06"
+    " SHARE-08 SHARE-09 WIN-09",
 )
 class PagedDropsFullBlocksOnly(kvref.PagedCache):
     """`drop` frees only the blocks that are full: a last block that is partly filled never returns to the pool."""
@@ -120,7 +122,7 @@ class PagedFailedAllocationKeepsBlocks(kvref.PagedCache):
         super()._make_writable({}, tables, layers, positions)
 
 
-@mutant("SHARE-03", also="EDIT-10 MOVE-03 SHARE-05 SHARE-07")
+@mutant("SHARE-03", also="EDIT-05 EDIT-10 MOVE-03 PAGED-15 SHARE-04 SHARE-05 SHARE-06 SHARE-07")
 class PagedForkCopiesEverything(kvref.PagedCache):
     """`fork` copies all tokens: sixteen samples of one prompt take sixteen times its memory."""
 
@@ -150,8 +152,8 @@ class PagedForkTakesNoReference(kvref.PagedCache):
 
 @mutant(
     "PAGED-07",
-    also="EDIT-03 EDIT-04 EDIT-05 EDIT-10 LAW-03 LAW-19 MOVE-05 PAGED-12 PAGED-13 PAGED-15 SHARE-04 SHARE-06 SHARE-08 "
-    "SHARE-09 WIN-09",
+    also="EDIT-03 EDIT-04 EDIT-05 EDIT-10 LAW-03 LAW-04 LAW-19 MOVE-05 PAGED-12 PAGED-13 PAGED-15 SHARE-04 SHARE-05"
+    " SHARE-06 SHARE-08 SHARE-09 WIN-09",
     seen_in="vllm-project/vllm#42571",
 )
 class PagedFreesSharedLayersTwice(kvref.PagedCache):
@@ -165,7 +167,7 @@ class PagedFreesSharedLayersTwice(kvref.PagedCache):
         self.pool._num_free += len(again)
 
 
-@mutant("LAW-17", also="ATTN-10 EDIT-10 MOVE-01 MOVE-05 PAGED-12 PAGED-18")
+@mutant("LAW-17", also="ATTN-10 EDIT-10 LAW-20 LAW-21 MOVE-01 MOVE-05 PAGED-12 PAGED-17 PAGED-18")
 class PagedGatherReusesItsResult(kvref.PagedCache):
     """Every `gather` returns the same scratch array: the result of one read changes with the next."""
 
@@ -180,7 +182,8 @@ class PagedGatherReusesItsResult(kvref.PagedCache):
 
 @mutant(
     "PAGED-07",
-    also="EDIT-04 EDIT-05 EDIT-10 LAW-03 MOVE-05 PAGED-12 PAGED-15 PAGED-18 SHARE-04 SHARE-06 SHARE-08 SHARE-09 WIN-09",
+    also="EDIT-04 EDIT-05 EDIT-10 LAW-03 LAW-08 LAW-17 LAW-21 MOVE-05 PAGED-12 PAGED-13 PAGED-15 PAGED-18 SHARE-04"
+    " SHARE-06 SHARE-08 SHARE-09 WIN-09",
     seen_in="kekzl/imp#1115",
 )
 class PagedLeaksABlock(kvref.PagedCache):
@@ -194,9 +197,10 @@ class PagedLeaksABlock(kvref.PagedCache):
 
 @mutant(
     "PAGED-09",
-    also="EDIT-01 EDIT-02 EDIT-03 EDIT-04 EDIT-05 EDIT-06 EDIT-10 FMT-LEVEL-04 LAW-01 LAW-02 LAW-04 LAW-05 LAW-06 LAW-07 "
-    "LAW-08 LAW-10 LAW-13 LAW-14 LAW-15 LAW-17 MOVE-01 MOVE-03 MOVE-04 MOVE-05 PAGED-07 PAGED-08 PAGED-10 PAGED-11 "
-    "PAGED-12 PAGED-14 PAGED-16 PAGED-18 SHARE-03 SHARE-04 SHARE-05 SHARE-06 SHARE-07 SHARE-08 SHARE-09 WIN-09",
+    also="EDIT-01 EDIT-02 EDIT-03 EDIT-04 EDIT-05 EDIT-06 EDIT-10 FMT-LEVEL-04 LAW-01 LAW-02 LAW-04 LAW-05 LAW-06"
+    " LAW-07 LAW-08 LAW-10 LAW-13 LAW-14 LAW-15 LAW-17 LAW-20 MOVE-01 MOVE-03 MOVE-04 MOVE-05 PAGED-07 PAGED-08"
+    " PAGED-10 PAGED-11 PAGED-12 PAGED-14 PAGED-16 PAGED-18 SHARE-03 SHARE-04 SHARE-05 SHARE-06 SHARE-07"
+    " SHARE-08 SHARE-09 WIN-09",
     seen_in="vllm-project/vllm#43990",
 )
 class PagedLengthIsCapacity(kvref.PagedCache):
@@ -207,7 +211,11 @@ class PagedLengthIsCapacity(kvref.PagedCache):
         return self._tables.capacity(self._table(sequence))
 
 
-@mutant("PAGED-09", also="EDIT-10 LAW-02 PAGED-11 PAGED-18 SHARE-04 SHARE-05 SHARE-07 SHARE-08", seen_in="Pushkinist/rMLX#391")
+@mutant(
+    "PAGED-09",
+    also="EDIT-10 LAW-02 MOVE-01 PAGED-11 PAGED-14 PAGED-18 SHARE-04 SHARE-05 SHARE-07 SHARE-08",
+    seen_in="Pushkinist/rMLX#391",
+)
 class PagedOverwritingTruncates(kvref.PagedCache):
     """A write inside a sequence removes all tokens after the last token written."""
 
@@ -219,8 +227,8 @@ class PagedOverwritingTruncates(kvref.PagedCache):
 
 @mutant(
     "LAW-04",
-    also="EDIT-03 EDIT-05 EDIT-10 LAW-01 LAW-02 LAW-06 MOVE-05 PAGED-03 PAGED-11 PAGED-12 PAGED-14 PAGED-18 SHARE-04 SHARE-05 "
-    "SHARE-06 SHARE-08 SHARE-09 WIN-09",
+    also="ATTN-10 EDIT-03 EDIT-05 EDIT-10 LAW-01 LAW-02 LAW-06 MOVE-05 PAGED-03 PAGED-11 PAGED-12 PAGED-14 PAGED-18"
+    " SHARE-04 SHARE-05 SHARE-06 SHARE-08 SHARE-09 WIN-09",
     seen_in="vllm-project/vllm#50749",
 )
 class PagedPaddingOverwritesTheFirstTokens(kvref.PagedCache):
@@ -249,7 +257,7 @@ class PagedReadsPastTheLength(kvref.PagedCache):
         return super().read(sequence, layer, positions)
 
 
-@mutant("PAGED-01", also="LAW-03 MOVE-03 SHARE-03 SHARE-09")
+@mutant("PAGED-01", also="EDIT-03 EDIT-05 LAW-03 LAW-05 MOVE-03 PAGED-13 PAGED-16 PAGED-18 SHARE-03 SHARE-09 WIN-09")
 class PagedSequenceIdsAreReused(kvref.PagedCache):
     """The id of a dropped sequence is reused for the next one: a canceled request reads another user's tokens."""
 
@@ -278,7 +286,7 @@ class PagedWindowFreesEarly(kvref.PagedCache):
         self.pool.free_many(self._tables.release(table, entries))
 
 
-@mutant("WIN-09", also="LAW-11 MOVE-03", seen_in="vllm-project/vllm#42571")
+@mutant("WIN-09", also="LAW-11 MOVE-03 PAGED-12", seen_in="vllm-project/vllm#42571")
 class PagedWindowFreesTwice(kvref.PagedCache):
     """Blocks freed by `release_before` stay in the block table: they are freed a second time when the sequence is dropped."""
 
@@ -294,7 +302,7 @@ class PagedWindowFreesTwice(kvref.PagedCache):
         return position
 
 
-@mutant("LAW-11", also="FMT-LEVEL-04 LAW-01 LAW-10 PAGED-18")
+@mutant("LAW-11", also="FMT-LEVEL-04 LAW-01 LAW-10 PAGED-18 SHARE-07")
 class PagedWriteAllocatesBeforeItChecks(kvref.PagedCache):
     """`write` allocates blocks before it checks the layer: every invalid call costs memory."""
 
@@ -304,7 +312,7 @@ class PagedWriteAllocatesBeforeItChecks(kvref.PagedCache):
         super().write(sequence, layer, start, keys, values)
 
 
-@mutant("SHARE-04", also="EDIT-04 EDIT-05 EDIT-10 PAGED-18 SHARE-05 SHARE-07 SHARE-08")
+@mutant("SHARE-04", also="EDIT-04 EDIT-05 EDIT-10 PAGED-18 SHARE-05 SHARE-06 SHARE-07 SHARE-08")
 class PagedWritesToSharedBlocks(kvref.PagedCache):
     """A write to a fork overwrites the shared block in place: every sample of a prompt reads the tokens of the last one."""
 

@@ -8,7 +8,7 @@ import kvref
 from kvref_zoo.mutant import mutant
 
 
-@mutant("PRUNED-02", seen_in="NVIDIA/kvpress#264")
+@mutant("PRUNED-02", also="PRUNED-06", seen_in="NVIDIA/kvpress#264")
 class PrunedEmptiesShortContexts(kvref.PrunedCache):
     """The number of tokens to keep is a share that is rounded down: a context of one token is pruned to none."""
 

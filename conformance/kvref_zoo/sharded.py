@@ -64,7 +64,7 @@ class ShardedAveragesItsRanks(OwnRanks):
                 yield replace(one, largest=np.where(one.seen, 0, one.largest), total=one.total / total, values=one.values / total)
 
 
-@mutant("SHARD-01", also="EDIT-03 SHARD-02 SHARD-03 SHARD-04")
+@mutant("SHARD-01", also="EDIT-03 LAW-05 SHARD-02 SHARD-03 SHARD-04")
 class ShardedCopyIsNotWritten(kvref.ShardedCache):
     """If kv heads are replicated, a decoded token is written to the first copy of its head only."""
 

@@ -42,7 +42,7 @@ class SparseCopiesBlocksWithoutIndexKeys(kvref.SparseCache):
             store.copy(sources, targets, self.config.block_size)
 
 
-@mutant("SPARSE-03", also="SPARSE-04", seen_in="HKUSTDial/flash-sparse-attention#146")
+@mutant("SPARSE-03", also="SPARSE-02 SPARSE-04", seen_in="HKUSTDial/flash-sparse-attention#146")
 class SparseMasksAfterTheSelection(kvref.SparseCache):
     """The indexer chooses among all tokens, and later ones are masked: a query of a long prompt attends to too few tokens."""
 

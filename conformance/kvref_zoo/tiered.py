@@ -40,7 +40,7 @@ class TieredChecksBeforeItRounds(kvref.TieredCache):
             raise NonFinite(f"{name}: expected finite values, and ranges within float32")
 
 
-@mutant("LAW-05", also="TIER-01 TIER-09 TIER-17", seen_in="huggingface/transformers#45510")
+@mutant("LAW-05", also="LAW-04 LAW-08 LAW-21 TIER-01 TIER-09 TIER-17", seen_in="huggingface/transformers#45510")
 class TieredClearsTheTailOnly(kvref.TieredCache):
     """`clear` empties the tail and not the store: the next prompt is read after the tokens of the last one."""
 
@@ -168,7 +168,7 @@ class TieredPolicyFieldByField(kvref.TieredCache):
             super().update_policy(**{name: value})
 
 
-@mutant("TIER-10", also="EDIT-03 EDIT-06 LAW-12 MOVE-01 TIER-01 TIER-02 TIER-08 TIER-09 TIER-14 TIER-15 TIER-17 TIER-18")
+@mutant("TIER-10", also="EDIT-03 EDIT-06 LAW-12 MOVE-01 MOVE-02 TIER-01 TIER-02 TIER-08 TIER-09 TIER-14 TIER-15 TIER-17 TIER-18")
 class TieredPolicyIsIgnored(kvref.TieredCache):
     """`update_policy` checks a new policy and does not apply it."""
 
@@ -244,8 +244,8 @@ def tiered_takes_any_configuration(**config: Any) -> kvref.TieredCache:
 
 @mutant(
     "TIER-06",
-    also="ATTN-10 EDIT-01 EDIT-02 EDIT-03 EDIT-06 LAW-04 LAW-05 MOVE-01 TIER-01 TIER-02 TIER-03 TIER-04 TIER-05 TIER-07 "
-    "TIER-08 TIER-09 TIER-10 TIER-13 TIER-14 TIER-17 TIER-18",
+    also="ATTN-10 EDIT-01 EDIT-02 EDIT-03 EDIT-06 LAW-04 LAW-05 LAW-21 MOVE-01 TIER-01 TIER-02 TIER-03 TIER-04"
+    " TIER-05 TIER-07 TIER-08 TIER-09 TIER-10 TIER-12 TIER-13 TIER-14 TIER-17 TIER-18",
     seen_in="NVIDIA/TensorRT-LLM#12834",
 )
 class TieredTotalTokensDrifts(kvref.TieredCache):

@@ -33,7 +33,7 @@ class WindowedChunkIsAWindow(kvref.WindowedCache):
         self._sight = kvref.Sight(config.window, config.sinks)
 
 
-@mutant("WIN-04", also="MOVE-01")
+@mutant("WIN-04", also="MOVE-01 WIN-05")
 class WindowedCountsCalls(kvref.WindowedCache):
     """The window is counted in calls instead of tokens.
 
@@ -61,7 +61,9 @@ class WindowedEvictsSinks(kvref.WindowedCache):
 
 
 @mutant(
-    "WIN-03", also="EDIT-02 LAW-04 LAW-05 WIN-01 WIN-02 WIN-05 WIN-06 WIN-07 WIN-10", seen_in="huggingface/transformers#37574"
+    "WIN-03",
+    also="EDIT-02 LAW-04 LAW-05 MOVE-01 WIN-01 WIN-02 WIN-05 WIN-06 WIN-07 WIN-10",
+    seen_in="huggingface/transformers#37574",
 )
 class WindowedFullRingOverwritesTheNewest(kvref.WindowedCache):
     """A ring that is exactly full is treated as having room: the next token overwrites the newest token instead of the oldest."""
@@ -72,7 +74,7 @@ class WindowedFullRingOverwritesTheNewest(kvref.WindowedCache):
         return np.where(behind < 0, positions, self.config.sinks + place)
 
 
-@mutant("WIN-02", also="LAW-05 WIN-01 WIN-05 WIN-06 WIN-07 WIN-10", seen_in="pytorch/executorch#20346")
+@mutant("WIN-02", also="LAW-05 WIN-01 WIN-03 WIN-05 WIN-06 WIN-07 WIN-10", seen_in="pytorch/executorch#20346")
 class WindowedLongStepOverwrites(kvref.WindowedCache):
     """A long step is written to the ring before it is read: tokens that its first queries see are overwritten."""
 
@@ -84,7 +86,7 @@ class WindowedLongStepOverwrites(kvref.WindowedCache):
         return super()._attended(query, at, lambda start, stop: (keys[start:stop], values[start:stop]), positions[left], scale)
 
 
-@mutant("WIN-01", also="WIN-02 WIN-05 WIN-06")
+@mutant("WIN-01", also="MOVE-01 WIN-02 WIN-03 WIN-05 WIN-06")
 class WindowedMaskBySlot(kvref.WindowedCache):
     """The mask uses slots of the ring as positions: after the ring has wrapped, the wrong tokens are masked."""
 
@@ -98,7 +100,7 @@ class WindowedMaskBySlot(kvref.WindowedCache):
         return super()._attended(query, last, lambda start, stop: (keys[start:stop], values[start:stop]), slots[order], scale)
 
 
-@mutant("WIN-01", also="ATTN-07 LAW-05 MOVE-01 WIN-02 WIN-05 WIN-06 WIN-10")
+@mutant("WIN-01", also="ATTN-07 LAW-05 MOVE-01 WIN-02 WIN-03 WIN-05 WIN-06 WIN-10")
 class WindowedOneTooLong(kvref.WindowedCache):
     """The window counts the tokens before the query without the query's own: each query sees one token too many."""
 
@@ -111,7 +113,7 @@ class WindowedOneTooLong(kvref.WindowedCache):
         self._sight = self.Sight(config.window, config.sinks, config.chunk)
 
 
-@mutant("WIN-01", also="EDIT-02 LAW-05 MOVE-01 WIN-02 WIN-03 WIN-04 WIN-05 WIN-06 WIN-07 WIN-10")
+@mutant("WIN-01", also="EDIT-02 LAW-05 LAW-08 LAW-17 MOVE-01 WIN-02 WIN-03 WIN-04 WIN-05 WIN-06 WIN-07 WIN-10")
 class WindowedOneTooShort(kvref.WindowedCache):
     """The ring contains as many tokens as the window before the next token is added.
 
@@ -124,7 +126,7 @@ class WindowedOneTooShort(kvref.WindowedCache):
             self._first = max(self._first, min(self.length, self.length - self._ring + 2))
 
 
-@mutant("WIN-02", also="LAW-05 WIN-01 WIN-05 WIN-06 WIN-07 WIN-10", seen_in="Lightning-AI/litgpt#2182")
+@mutant("WIN-02", also="LAW-05 WIN-01 WIN-03 WIN-05 WIN-06 WIN-07 WIN-10", seen_in="Lightning-AI/litgpt#2182")
 class WindowedPromptSeesAhead(kvref.WindowedCache):
     """All queries of a prompt see every token in the ring, also tokens after their own position."""
 
@@ -151,7 +153,7 @@ class WindowedSinksFillTheWindow(kvref.WindowedCache):
         super()._write(keys, values)
 
 
-@mutant("WIN-06")
+@mutant("WIN-06", also="MOVE-01 WIN-03")
 class WindowedTruncatesToOverwrittenTokens(kvref.WindowedCache):
     """`truncate` changes only the length: tokens that a rejected draft has overwritten are treated as still stored."""
 

@@ -18,6 +18,7 @@ from kvref_conformance.testlib.assertions import (
     assert_same,
     assert_shape,
     assert_within,
+    blaming,
     may_raise,
     normal_rows,
     raises,
@@ -321,6 +322,8 @@ def cleared_rows_have_no_effect_on_attention(subject: Subject) -> None:
     for sizes in sizes_of_each_dtype(subject):
         cache, pair = create_with_tokens(subject, 4, **sizes)
         heads = projections_of_cache(subject, cache)
+        with blaming("MLA-02"):
+            attend_and_compare(subject, cache, heads.query(subject, 2), heads, "attention in new memory")
         cache.clear()
         with may_raise("NonFinite"):
             cache.append(*(np.full_like(part, np.nan) for part in pair))

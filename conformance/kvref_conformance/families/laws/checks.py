@@ -28,6 +28,7 @@ from kvref_conformance.testlib.assertions import (
     assert_same,
     assert_true,
     assert_within,
+    blaming,
     default_scale,
     expected_attention,
     may_raise,
@@ -386,6 +387,8 @@ def loaded_data_may_be_overwritten(stream: LawAdapter) -> None:
     loaded, data = stream.new_cache(), stream.subject.to_own_array(stream.save())
     loaded.load(data)
     loaded.num_appended = stream.num_appended
+    with blaming("MOVE-01"):
+        assert_same_tokens(loaded, stream, "after load")
     data.fill(77)
     assert_same_tokens(loaded, stream, "after load, when the data was overwritten")
 
@@ -671,6 +674,13 @@ def assert_attention(stream: LawAdapter, what: str, query: NDArray | None = None
     assert_within(stream.cache.attend(*stream.attend_arguments(), query, scale), want, bound, f"attention over {what}")
 
 
+def assert_attention_of_new_tokens(stream: LawAdapter) -> None:
+    """Append 4 tokens to an empty cache. Raises ClauseViolation of ATTN-10 unless one query attends over them."""
+    fill_stream(stream, 4)
+    with blaming("ATTN-10"):
+        assert_attention(stream, "4 tokens of a new cache")
+
+
 def append_non_finite(stream: LawAdapter, value: float, count: int) -> None:
     """Appends `count` tokens that consist of NaN or infinity, if the cache accepts them."""
     with may_raise("NonFinite"):
@@ -679,6 +689,8 @@ def append_non_finite(stream: LawAdapter, value: float, count: int) -> None:
 
 @law("LAW-05c", "attend_arguments")
 def cleared_tokens_have_no_effect_on_attention(stream: LawAdapter) -> None:
+    assert_attention_of_new_tokens(stream)
+    stream.clear()
     for value in (np.nan, np.inf):
         append_non_finite(stream, value, MANY_TOKENS)
         stream.clear()
@@ -691,7 +703,7 @@ def cleared_tokens_have_no_effect_on_attention(stream: LawAdapter) -> None:
 @law("LAW-05c", "attend_arguments", "truncatable")
 def truncated_tokens_have_no_effect_on_attention(stream: LawAdapter) -> None:
     for each in stream.truncatable():
-        fill_stream(each, 4)
+        assert_attention_of_new_tokens(each)
         append_non_finite(each, np.nan, 4)
         each.truncate(4)
         for count in (0, 1):
