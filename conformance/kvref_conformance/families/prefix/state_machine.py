@@ -263,8 +263,9 @@ def media_of(call: ModelCall) -> tuple[tuple[int, int, str], ...]:
 def asked(call: ModelCall) -> tuple[Prefix, int]:
     """Returns the model before begin, and the number of blocks of the hit."""
     model: Prefix = call.model
-    keys = model.chain(call.args["tokens"][:-1], Label(call.args.get("salt", ""), call.args.get("adapter", ""), media_of(call)))
-    return model, max(len(path) for possible in model.states for path, _ in possible.paths(keys))
+    label = Label(call.args.get("salt", ""), call.args.get("adapter", ""), media_of(call))
+    prompt = label, tuple(call.args["tokens"][:-1])
+    return model, max(len(found.path) for possible in model.states for found in possible.possible_hits(prompt))
 
 
 @state("prefix", "begin")
