@@ -22,6 +22,7 @@ IN_DEFAULT_TESTS = (
     "NullBlock",
     "SlotsOfEachRequest",
     "RadixTree",
+    "TokenTree",
     "Ring",
     "WaitsUntilSettle",
     "RoundedWeights",

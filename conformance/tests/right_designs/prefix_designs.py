@@ -213,6 +213,62 @@ class RadixTree(ChainedHashes):
         return found
 
 
+class Node:
+    """The tokens on the path from the root. copies: the entries of the block that ends here."""
+
+    def __init__(self):
+        self.children, self.copies = {}, []
+
+    def cached_block(self, depth):
+        """A cached block that ends `depth` tokens below this node, or None."""
+        if not depth:
+            return self.copies[-1].blocks if self.copies else None
+        return next(filter(None, (child.cached_block(depth - 1) for child in self.children.values())), None)
+
+
+class TokenTree(ChainedHashes):
+    """A tree with a node per token, whose hits end at any node. Copied tokens are read before a block is allocated."""
+
+    def walk(self, tokens, label, count):
+        node, found = self.index.setdefault(label, Node()), []
+        for at, token in enumerate(tokens[: count * self.size], 1):
+            node = node.children.setdefault(token, Node())
+            if at % self.size == 0:
+                found.append(node.copies)
+        return found
+
+    def rest(self, tokens, label, parts):
+        """The full blocks of a hit, the number of tokens after them, and the blocks that contain these."""
+        found, marked = self.hit(tokens, label, parts), self.marked(tokens, parts)[:-1]
+        node, after = self.index.setdefault(label, Node()), (0, None)
+        for at, token in enumerate(marked[: (len(found) + 1) * self.size]):
+            node = node.children.get(token)
+            if node is None:
+                break
+            count = at + 1 - len(found) * self.size
+            if count > 0 and (source := node.cached_block(self.size - count)):
+                after = count, source
+        return found, *after
+
+    def match(self, tokens, salt="", adapter="", media=()):
+        tokens = self.tokens(tokens)
+        found, count, _ = self.rest(tokens, (salt, adapter), self.parts(media, len(tokens)))
+        return len(found) * self.size + count
+
+    def begin(self, tokens, salt="", adapter="", media=()):
+        numbers = self.tokens(tokens)
+        found, count, source = self.rest(numbers, (salt, adapter), self.parts(media, len(numbers)))
+        places = [block * self.size + np.arange(count) for block in source or ()]
+        rows = [self.get(layer, slots) for layer, slots in enumerate(places)]
+        sequence = super().begin(tokens, salt, adapter, media)
+        hit = len(found) * self.size
+        self.counts[sequence] = [hit + count] * self.layers
+        for layer, (keys, values) in enumerate(rows):
+            self.put(layer, self.slots(sequence, layer, range(hit, hit + count)), keys, values)
+        self.committed[sequence] = numbers[: hit + count]
+        return sequence
+
+
 class AnyCopyFirst(ChainedHashes):
     """Evicts the block that was released last, which it declares."""
 
@@ -222,5 +278,5 @@ class AnyCopyFirst(ChainedHashes):
         return super().allocate()
 
 
-LIMITS = {"AnyCopyFirst": {"other_eviction_order": True}}
-DESIGNS = (ChainedHashes, RadixTree, AnyCopyFirst)
+LIMITS = {"AnyCopyFirst": {"other_eviction_order": True}, "TokenTree": {"token_hits": True}}
+DESIGNS = (ChainedHashes, RadixTree, TokenTree, AnyCopyFirst)
