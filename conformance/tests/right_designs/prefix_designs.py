@@ -213,42 +213,61 @@ class RadixTree(ChainedHashes):
         return found
 
 
-class Node:
-    """The tokens on the path from the root. copies: the entries of the block that ends here."""
+class Nodes:
+    """A tree with a node per token. children: per node, the next node by token. copies: per node, the entries of the block that ends there.
+
+    Nodes are numbers, because `undo` copies the index, and a copy of nested objects would be a deep recursion.
+    """
 
     def __init__(self):
-        self.children, self.copies = {}, []
+        self.roots, self.children, self.copies = {}, [], []
 
-    def cached_block(self, depth):
-        """A cached block that ends `depth` tokens below this node, or None."""
-        if not depth:
-            return self.copies[-1].blocks if self.copies else None
-        return next(filter(None, (child.cached_block(depth - 1) for child in self.children.values())), None)
+    def after(self, node, token):
+        """The node of a token after another node. It is created if it does not exist."""
+        return self.find(self.children[node], token)
+
+    def root(self, label):
+        return self.find(self.roots, label)
+
+    def find(self, nodes, name):
+        if name not in nodes:
+            nodes[name] = len(self.children)
+            self.children.append({})
+            self.copies.append([])
+        return nodes[name]
+
+    def cached_block(self, node, depth):
+        """A cached block that ends `depth` tokens below a node, or None."""
+        below = [node]
+        for _ in range(depth):
+            below = [child for each in below for child in self.children[each].values()]
+        return next((self.copies[each][-1].blocks for each in below if self.copies[each]), None)
 
 
 class TokenTree(ChainedHashes):
     """A tree with a node per token, whose hits end at any node. Copied tokens are read before a block is allocated."""
 
+    def make_index(self):
+        return Nodes()
+
     def walk(self, tokens, label, count):
-        node, found = self.index.setdefault(label, Node()), []
+        node, found = self.index.root(label), []
         for at, token in enumerate(tokens[: count * self.size], 1):
-            node = node.children.setdefault(token, Node())
+            node = self.index.after(node, token)
             if at % self.size == 0:
-                found.append(node.copies)
+                found.append(self.index.copies[node])
         return found
 
     def rest(self, tokens, label, parts):
         """The full blocks of a hit, the number of tokens after them, and the blocks that contain these."""
         found, marked = self.hit(tokens, label, parts), self.marked(tokens, parts)[:-1]
-        node, after = self.index.setdefault(label, Node()), (0, None)
-        for at, token in enumerate(marked[: (len(found) + 1) * self.size]):
-            node = node.children.get(token)
-            if node is None:
-                break
-            count = at + 1 - len(found) * self.size
-            if count > 0 and (source := node.cached_block(self.size - count)):
-                after = count, source
-        return found, *after
+        node, longest = self.index.root(label), (0, None)
+        for at, token in enumerate(marked[: (len(found) + 1) * self.size], 1):
+            node = self.index.after(node, token)
+            count = at - len(found) * self.size
+            if count > 0 and (source := self.index.cached_block(node, self.size - count)):
+                longest = count, source
+        return found, *longest
 
     def match(self, tokens, salt="", adapter="", media=()):
         tokens = self.tokens(tokens)
@@ -258,8 +277,7 @@ class TokenTree(ChainedHashes):
     def begin(self, tokens, salt="", adapter="", media=()):
         numbers = self.tokens(tokens)
         found, count, source = self.rest(numbers, (salt, adapter), self.parts(media, len(numbers)))
-        places = [block * self.size + np.arange(count) for block in source or ()]
-        rows = [self.get(layer, slots) for layer, slots in enumerate(places)]
+        rows = [self.get(layer, block * self.size + np.arange(count)) for layer, block in enumerate(source or ())]
         sequence = super().begin(tokens, salt, adapter, media)
         hit = len(found) * self.size
         self.counts[sequence] = [hit + count] * self.layers

@@ -164,7 +164,7 @@ def begin_counts_the_copy_as_needed(subject: Subject) -> None:
     for entries in (1, 2):  # after the full block of the hit
         served = with_free_entries(subject, 2 + entries)
         size, tokens, cache = served.size, prompt(2 * served.size), served.cache
-        served.serve(tokens)  # lists the source
+        first = served.serve(tokens)  # lists the source
         longer = [*tokens[:-1], *prompt(1 + (entries - 1) * size, 2)]
         with raises("OutOfBlocks"):
             served.begin([*longer, *prompt(1, 3)])
@@ -176,6 +176,8 @@ def begin_counts_the_copy_as_needed(subject: Subject) -> None:
         served.look()
         cache.drop(sequence)
         assert_equal(cache.num_free_blocks, entries * len(served.layers), "free blocks after drop of a sequence with a copied block")
+        cache.drop(first)
+        cache.reset()  # raises InUse if a failed begin left a sequence
 
 
 @check("PREFIX-19d", "prefix")

@@ -9,7 +9,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.families.paged.state_machine import DTYPE, SEQUENCE, PagedStateMachine
 from kvref_conformance.families.paged.table_model import stored
 from kvref_conformance.families.prefix.model import Prefix
-from kvref_conformance.families.prefix.prefix_index_model import Label
+from kvref_conformance.families.prefix.prefix_index_model import Label, PrefixIndexState
 from kvref_conformance.fuzz.base_machine import choose_one, make_pair
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
@@ -328,6 +328,44 @@ def media_are_cut(call: ModelCall) -> bool:
     start = call.args["length"] if call.op == "prefix.truncate" else call.args["start"]
     media = model.committed[call.args["sequence"]][0].media
     return bool(media) and media[-1][1] > start and start < len(model.committed[call.args["sequence"]][1])
+
+
+def sources_of(call: ModelCall) -> list[tuple[PrefixIndexState, set[int]]]:
+    """Returns the blocks that begin can copy, in each possible state before it."""
+    label = Label(call.args.get("salt", ""), call.args.get("adapter", ""), media_of(call))
+    prompt = label, tuple(call.args["tokens"][:-1])
+    hits = [(possible, found) for possible in call.model.states for found in possible.possible_hits(prompt)]
+    return [(possible, {name for names in found.sources for name in names}) for possible, found in hits if found.rest]
+
+
+# Of caches that declare token hits.
+
+
+@state("prefix", "begin")
+def a_hit_ends_inside_a_block(call: ModelCall) -> bool:
+    return bool(sources_of(call))
+
+
+@state("prefix", "begin")
+def a_copied_block_is_in_use(call: ModelCall) -> bool:
+    return any(name not in possible.evictable for possible, names in sources_of(call) for name in names)
+
+
+@state("prefix", "begin")
+def a_copied_block_is_evicted(call: ModelCall) -> bool:
+    """Every free block is needed."""
+    model: Prefix = call.model
+    entries = -(-len(call.args["tokens"]) // model.size)
+    hit = asked(call)[1]
+    return any(
+        names & possible.evictable.keys() and model.total - possible.used() == model.layers * (entries - hit)
+        for possible, names in sources_of(call)
+    )
+
+
+@state("prefix", "begin", raising="OutOfBlocks")
+def a_hit_inside_a_block_does_not_fit(call: ModelCall) -> bool:
+    return bool(sources_of(call))
 
 
 @state("prefix", "reset")
