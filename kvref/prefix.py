@@ -134,7 +134,7 @@ class IndexedBlockPool(BlockPool):
         return next(iter(entries.values())) if entries else None
 
     def find_start(self, before: Before, wanted: Sequence[Content]) -> tuple[int, CachedBlock | None]:
-        """Return the entry after `before` that begins with the most of the wanted contents, and with how many: 0 and None if none.
+        """Return the number of wanted contents that an entry after `before` begins with, at most, and the entry, or 0 and None.
 
         It is the child of a node in a radix tree that has the longest common prefix with the rest of a prompt (PREFIX-19).
         """
@@ -338,9 +338,9 @@ class PrefixCache(PrefixIndexed, PagedCache):
     def begin(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[Sequence[Any]] = ()) -> int:
         """Create a sequence for a prompt, which shares the cached blocks at its beginning, and return its id.
 
-        With `token_hits`, it also has a copy of the block that begins with the next tokens. The length of the sequence is the hit, which `match` returns (PREFIX-01). It is less than len(tokens), because the logits
-        of the last token have to be computed. Blocks for the other tokens are allocated, and their keys and values are to be
-        written.
+        With `token_hits`, it also has a copy of the block that begins with the next tokens. The length of the sequence is the
+        hit, which `match` returns (PREFIX-01). It is less than len(tokens), because the logits of the last token have to be
+        computed. Blocks for the other tokens are allocated, and their keys and values are to be written.
 
         tokens: integers in `[0, 2^63)`. salt: a string for everything else that keys and values depend on, such as a tenant.
         adapter: the name of the adapter that the keys and values are computed with, empty for none (PREFIX-17). media: lists
@@ -362,8 +362,9 @@ class PrefixCache(PrefixIndexed, PagedCache):
         self._tables.append(table, entries)
         self._tables.lengths[table] = hit
         self.ensure_capacity(sequence, len(prompt.tokens))
-        if source is not None:  # it can have been evicted just now: no write has reached it since
-            self._copy_blocks(source.blocks.tolist(), self._tables.at(table, np.arange(self.config.num_layers), len(found)).tolist())
+        if source is not None:  # `ensure_capacity` can have evicted it. Its tokens stay in the blocks until the next write.
+            copies = self._tables.at(table, np.arange(self.config.num_layers), len(found))
+            self._copy_blocks(source.blocks.tolist(), copies.tolist())
         self._committed[sequence] = replace(prompt, tokens=prompt.tokens[:hit], keys=[each.key for each in found])
         return sequence
 
@@ -424,18 +425,17 @@ class PrefixCache(PrefixIndexed, PagedCache):
         return found
 
     def _find_rest(self, prompt: CommittedTokens, found: list[CachedBlock]) -> tuple[int, CachedBlock | None]:
-        """How many tokens after the blocks that were found a cached block begins with, and its entry, or 0 and None (PREFIX-19)."""
+        """The number of tokens after the found blocks that a cached block begins with, and its entry (PREFIX-19), or 0 and None."""
         start = len(found) * self.config.block_size
         stop = min(start + self.config.block_size, len(prompt.tokens) - 1)
         if not self.token_hits or start >= stop:
             return 0, None
-        count, source = self.pool.find_start(
-            replace(prompt, keys=[each.key for each in found]).before, prompt.contents(start, stop)
-        )
+        before = replace(prompt, keys=[each.key for each in found]).before
+        count, source = self.pool.find_start(before, prompt.contents(start, stop))
         return (count, source) if count else (0, None)
 
     def _place(self, committed: CommittedTokens, number: int) -> tuple[Before, tuple[Content, ...]]:
-        """What the index needs to find a part of a block: what is before it, and what it contains. Nothing without `token_hits`."""
+        """What is before a block and what it contains, by which a part of it is found (PREFIX-19). Empty without `token_hits`."""
         start = number * self.config.block_size
         if not self.token_hits:
             return b"", ()
@@ -444,7 +444,9 @@ class PrefixCache(PrefixIndexed, PagedCache):
 
 def count_common(first: Sequence[Content], second: Sequence[Content]) -> int:
     """Return the number of leading items that are equal."""
-    return next((at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    return next(
+        (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second))
+    )
 
 
 def _prompt(tokens: Sequence[int], salt: str, adapter: str, media: Sequence[Sequence[Any]]) -> CommittedTokens:

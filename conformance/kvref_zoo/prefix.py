@@ -211,7 +211,7 @@ class PrefixSharesABlockInPart(TokenHits):
 
 @mutant("PREFIX-19", also="PREFIX-01 PREFIX-03 PREFIX-12 PREFIX-18", seen_in="NVIDIA/TensorRT-LLM#8108", limits=TOKEN_HITS)
 class PrefixCopiesNothing(TokenHits):
-    """The tokens after the full blocks of a hit count as found, and are never copied: the sequence reads what its block contained."""
+    """The tokens after the full blocks of a hit count as found, and are never copied: their block contains other tokens."""
 
     def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
         if not getattr(self, "beginning", False):
@@ -237,7 +237,7 @@ class PrefixCopiesTooLate(TokenHits):
 
 @mutant("PREFIX-19", seen_in="NVIDIA/TensorRT-LLM#12404", limits=TOKEN_HITS)
 class PrefixCopyNeedsNoRoom(TokenHits):
-    """A block that is found in part counts as found: `begin` accepts a prompt although there is no block for the copy, and fails halfway."""
+    """A block that is found in part counts as found: `begin` accepts a prompt without a block for the copy, and fails halfway."""
 
     class Pool(IndexedBlockPool):
         found_in_part = 0

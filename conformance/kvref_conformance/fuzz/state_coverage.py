@@ -16,7 +16,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.hypothesis_runner import families_with_machine
 from kvref_conformance.fuzz.pair_coverage import Pair, all_pairs, pairs_in, why_impossible
 from kvref_conformance.fuzz.state_registry import NOTES, STATES, ModelCall, SequenceHistory
-from kvref_conformance.implementation_api import Implementation, Level
+from kvref_conformance.implementation_api import Implementation
 from kvref_conformance.implementations import load_implementation
 from kvref_conformance.oracle.model_runner import ModelRunner
 from kvref_conformance.runner.check_runner import CheckRunner

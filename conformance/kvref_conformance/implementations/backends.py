@@ -17,7 +17,6 @@ from kvref.validation import accept, accept_pair
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.oracle.formats import STATIC_FORMATS
 
-
 TOKEN_HITS = ":token-hits"  # the end of the name of kvref's own caches whose prefix cache has token hits
 
 

@@ -585,7 +585,9 @@ def a_block_that_was_evicted_is_copied(patch):
 @bug("PREFIX-19")
 def the_source_counts_as_needed(patch):
     unreferenced = " + self.pool.num_unreferenced(entries)"
-    in_source(patch, BEGIN, unreferenced, f"{unreferenced} + (0 if source is None else self.pool.num_unreferenced(source.blocks))")
+    in_source(
+        patch, BEGIN, unreferenced, f"{unreferenced} + (0 if source is None else self.pool.num_unreferenced(source.blocks))"
+    )
 
 
 @bug("PREFIX-19")
@@ -618,7 +620,8 @@ def reset_keeps_the_starts_of_blocks(patch):
 def a_block_with_two_copies_has_one_start(patch):
     """If one of two equal blocks is evicted, no part of the other one is found."""
     in_source(
-        patch, "kvref.prefix.IndexedBlockPool._remove_from_index", "if entry.contents:", "if entry in self._entries_after.get(entry.before, ()):",
+        patch, "kvref.prefix.IndexedBlockPool._remove_from_index",
+        "if entry.contents:", "if entry in self._entries_after.get(entry.before, ()):",
         "del self._entries_after[entry.before][entry]",
         "self._entries_after[entry.before] = {each: None for each in self._entries_after[entry.before] if each.key != entry.key}",
     )  # fmt: skip

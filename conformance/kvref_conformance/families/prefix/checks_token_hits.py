@@ -175,7 +175,9 @@ def begin_counts_the_copy_as_needed(subject: Subject) -> None:
         assert_equal(cache.num_free_blocks, 0, "free blocks after begin of a prompt that needs all of them")
         served.look()
         cache.drop(sequence)
-        assert_equal(cache.num_free_blocks, entries * len(served.layers), "free blocks after drop of a sequence with a copied block")
+        assert_equal(
+            cache.num_free_blocks, entries * len(served.layers), "free blocks after drop of a sequence with a copied block"
+        )
         cache.drop(first)
         cache.reset()  # raises InUse if a failed begin left a sequence
 

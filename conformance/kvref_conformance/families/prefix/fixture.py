@@ -59,7 +59,7 @@ class PrefixFixture(Session):
         self.prompts: dict[int, tuple[Any, ...]] = {}
 
     def hit(self, num_common: int) -> int:
-        """Returns the hit of a prompt of which this many tokens, not the last one among them, are the first of a cached prompt."""
+        """Returns the hit of a prompt of which this many tokens, without the last one, are the first of a cached prompt."""
         return num_common if has_token_hits(self.subject) else num_common // self.size * self.size
 
     def match(self, tokens: Tokens, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> int:

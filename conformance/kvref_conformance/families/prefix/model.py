@@ -94,6 +94,7 @@ class Prefix(Paged):
             return self.expect_error(wrong + short)
         label = Label(salt, adapter, tuple(map(tuple, media)))
         prompt = _prompt(tokens, label)
+        self._require_equal_sources(prompt)
 
         def ways(state: OwnershipState) -> Iterable[Alternative]:
             assert isinstance(state, PrefixIndexState)
@@ -137,16 +138,24 @@ class Prefix(Paged):
         self.committed[sequence] = label, tokens
         parts = [self.rows[key] for key in self.chain(tokens, label)]
         if hit % self.size:  # the tokens that were copied
-            parts.append([rows[: hit % self.size] for rows in next(iter(self._sources((label, tuple(tokens)))))])
+            parts.append(next(iter(self._sources((label, tuple(tokens))))))
         for rows_of_each_layer in parts:
             for layer, rows in zip(self.sequences[sequence], rows_of_each_layer, strict=True):
                 layer.tokens += rows
 
     def _sources(self, prompt: Key) -> Iterable[list[list[Token]]]:
-        """Returns the tokens of each block that begins with the last tokens of a prompt, which do not fill a block."""
-        stop = -(-len(prompt[1]) // self.size) * self.size
-        wanted = start_of(prompt, len(prompt[1]))
-        return (rows for key, rows in self.rows.items() if len(key[1]) == stop and start_of(key, len(prompt[1])) == wanted)
+        """Returns the last tokens of a prompt, which do not fill a block, as each block contains them that begins with them."""
+        length = len(prompt[1])
+        stop, wanted = -(-length // self.size) * self.size, start_of(prompt, length)
+        found = (rows for key, rows in self.rows.items() if len(key[1]) == stop and start_of(key, length) == wanted)
+        return ([layer[: length % self.size] for layer in rows] for rows in found)
+
+    def _require_equal_sources(self, prompt: Key) -> None:
+        """Raises ValueError if the tokens of a hit depend on which block is copied."""
+        for length in {state.length_of(found) for state in self.states for found in state.possible_hits(prompt) if found.rest}:
+            first, *others = self._sources(start_of(prompt, length))
+            if not all(same_bits(first, other) for other in others):
+                raise ValueError("begin with blocks of equal tokens and different keys or values is not modeled")
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong, (label, old) = (

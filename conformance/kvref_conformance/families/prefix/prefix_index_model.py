@@ -45,10 +45,10 @@ class Found(NamedTuple):
     sources: the copies of the blocks that begin with these tokens. lost: copies that are known to be evicted if this is the hit.
     """
 
-    path: list[Names]
-    lost: list[Copy] = []
+    path: Sequence[Names]
+    lost: Sequence[Copy] = ()
     rest: int = 0
-    sources: list[Names] = []
+    sources: Sequence[Names] = ()
 
 
 class PrefixIndexState(OwnershipState):

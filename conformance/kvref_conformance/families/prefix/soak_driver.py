@@ -4,8 +4,8 @@ from contextlib import suppress
 
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
-from kvref_conformance.families.prefix.fixture import has_token_hits
 from kvref_conformance.families.paged.soak_driver import CHUNK, PagedSoakDriver, SoakPagedCache, SoakSequence
+from kvref_conformance.families.prefix.fixture import has_token_hits
 from kvref_conformance.soak.cache_workload import WorkloadEvent
 from kvref_conformance.testlib.assertions import assert_equal, assert_true, raises
 from kvref_conformance.testlib.tagged_content import PREFIXES, SequenceContent
