@@ -425,7 +425,7 @@ class PrefixCache(PrefixIndexed, PagedCache):
         return found
 
     def _find_rest(self, prompt: CommittedTokens, found: list[CachedBlock]) -> tuple[int, CachedBlock | None]:
-        """The number of tokens after the found blocks that a cached block begins with, and its entry (PREFIX-19), or 0 and None."""
+        """The number of tokens after the found blocks that a cached block begins with, and its entry; 0 and None if none does."""
         start = len(found) * self.config.block_size
         stop = min(start + self.config.block_size, len(prompt.tokens) - 1)
         if not self.token_hits or start >= stop:

@@ -214,7 +214,7 @@ class RadixTree(ChainedHashes):
 
 
 class Nodes:
-    """A tree with a node per token. children: of each node, by token. copies: of each node, the entries of the block that ends there.
+    """A tree with a node per token. children: of each node, by token. copies: of each node, entries of the block that ends there.
 
     Nodes are numbers, because `undo` copies the index, and a copy of nested objects would be a deep recursion.
     """
