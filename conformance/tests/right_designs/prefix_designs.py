@@ -22,12 +22,13 @@ class Entry:
 class ChainedHashes(Paged):
     """Equal blocks are all cached. The hash of a block is that of its tokens and the hash of the block before it."""
 
-    bookkeeping = (*Paged.bookkeeping, "evictable", "entries", "index")
+    bookkeeping = (*Paged.bookkeeping, "evictable", "entries", "index", "replaced")
     merges = False
 
     def make_free_list(self):
         self.evictable = OrderedDict()  # cached blocks without references, in the order of their release
         self.entries = {}  # block -> its entries
+        self.replaced = []  # blocks that the current call has copied, which become free at its end
         self.index = self.make_index()
         self.labels, self.media, self.committed = {}, {}, {}
         return list(range(self.total))
@@ -85,7 +86,11 @@ class ChainedHashes(Paged):
                 self.separate(entry, layer)
                 if not self.references[before]:
                     del self.references[before]
-                    self.give_back(before)
+                    self.replaced.append(before)
+
+    def free_replaced(self):
+        while self.replaced:
+            self.give_back(self.replaced.pop())
 
     # Committed tokens.
 
@@ -103,6 +108,7 @@ class ChainedHashes(Paged):
     def store(self, places, rows):
         before = {place: self.counts[place[0]][place[1]] for place in places}
         super().store(places, rows)
+        self.free_replaced()
         for (sequence, layer), (start, which) in places.items():
             if len(which) and start < before[sequence, layer]:
                 self.forget(sequence, start)
@@ -113,6 +119,7 @@ class ChainedHashes(Paged):
 
     def remove(self, sequence, start, stop, frequencies=None, layout="halves"):
         super().remove(sequence, start, stop, frequencies, layout)
+        self.free_replaced()
         if stop > start:
             self.forget(sequence, int(start))
 

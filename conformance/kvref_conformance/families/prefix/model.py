@@ -303,7 +303,7 @@ class Prefix(Paged):
     def release_before(self, sequence: Any, position: Any) -> Expectation:
         def change(ok: Any) -> None:
             for state in self.states:
-                state.order_released()
+                state.time += 1  # of the blocks that it released, any one can be evicted first (PREFIX-08)
 
         return self._then(super().release_before(sequence, position), change)
 
