@@ -5,6 +5,8 @@ the media, such as images, of which these tokens are placeholders. `commit` reco
 full blocks to the prefix index: they are cached. `begin` creates a sequence for a prompt and shares the longest run of cached
 blocks at its beginning, so that these tokens are not computed again. A cached block that no table lists is free and still found,
 until it is evicted: allocated for other tokens.
+
+With `token_hits`, a hit also contains the first tokens of one more block: `begin` copies this block (PREFIX-19).
 """
 
 import hashlib
@@ -12,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -29,6 +32,8 @@ TOKEN_BYTES = 8  # per token in the input of the hash
 MOST_TOKEN = 2**63  # tokens are below it
 
 Tokens = Sequence[int] | NDArray[np.int64]
+Content = tuple[int, str, int]  # what a position contains: the token, and the content and its part that it stands for (PREFIX-18)
+Before = bytes | tuple[str, str]  # what is before a block: the key of the block before it, or, of a first block, salt and adapter
 
 
 class Media(NamedTuple):
@@ -85,11 +90,14 @@ class CachedBlock:
     """An entry of the prefix index: the key of block_size tokens, and the blocks that contain them.
 
     blocks: int32 [num_layers], one block per layer. The same key can have several entries with different blocks, because
-    sequences can compute equal tokens independently.
+    sequences can compute equal tokens independently. before, contents: what is before the block and what it contains, if a part
+    of the block can be found (PREFIX-19).
     """
 
     key: bytes
     blocks: NDArray[np.int32]
+    before: Before = b""
+    contents: tuple[Content, ...] = ()
 
 
 class IndexedBlockPool(BlockPool):
@@ -113,6 +121,7 @@ class IndexedBlockPool(BlockPool):
         # The index: the entries of each key, by the bytes of their blocks, in the order of their commits.
         self._index: dict[bytes, OrderedDict[bytes, CachedBlock]] = {}
         self._entries_of_block: dict[int, dict[CachedBlock, None]] = {}  # the entries that a block is part of
+        self._entries_after: dict[Before, dict[CachedBlock, None]] = {}  # the entries of which a part can be found
 
     @property
     def num_free(self) -> int:
@@ -123,6 +132,14 @@ class IndexedBlockPool(BlockPool):
         """Return the entry with this key that was committed first, or None."""
         entries = self._index.get(key)
         return next(iter(entries.values())) if entries else None
+
+    def find_start(self, before: Before, wanted: Sequence[Content]) -> tuple[int, CachedBlock | None]:
+        """Return the number of wanted contents that an entry after `before` begins with, at most, and the entry, or 0 and None.
+
+        It is the child of a node in a radix tree that has the longest common prefix with the rest of a prompt (PREFIX-19).
+        """
+        starts = ((count_common(entry.contents, wanted), entry) for entry in self._entries_after.get(before, ()))
+        return max(starts, key=itemgetter(0), default=(0, None))
 
     def is_cached(self, blocks: Blocks) -> NDArray[np.bool_]:
         """Return which of `blocks` are cached: bool, in the shape of `blocks`."""
@@ -135,6 +152,8 @@ class IndexedBlockPool(BlockPool):
         if copies.setdefault(entry.blocks.tobytes(), entry) is entry:
             for block in entry.blocks.tolist():
                 self._entries_of_block.setdefault(block, {})[entry] = None
+            if entry.contents:
+                self._entries_after.setdefault(entry.before, {})[entry] = None
 
     def num_unreferenced(self, blocks: NDArray[np.int32]) -> int:
         """Return how many of `blocks` have no reference: sharing them uses up free blocks."""
@@ -148,7 +167,7 @@ class IndexedBlockPool(BlockPool):
 
     def clear_index(self) -> None:
         """Empty the index: no block is cached afterwards, and evictable blocks are plain free ones (PREFIX-11)."""
-        self._index, self._entries_of_block = {}, {}
+        self._index, self._entries_of_block, self._entries_after = {}, {}, {}
         evictable, self._evictable = np.array(list(self._evictable), np.int32), OrderedDict()
         super()._return_blocks(evictable)
 
@@ -176,6 +195,10 @@ class IndexedBlockPool(BlockPool):
             del self._index[entry.key][entry.blocks.tobytes()]
             if not self._index[entry.key]:
                 del self._index[entry.key]
+            if entry.contents:
+                del self._entries_after[entry.before][entry]
+                if not self._entries_after[entry.before]:
+                    del self._entries_after[entry.before]
             for other in set(entry.blocks.tolist()) - {block}:
                 del self._entries_of_block[other][entry]
                 if not self._entries_of_block[other]:
@@ -197,6 +220,19 @@ class CommittedTokens:
     keys: list[bytes] = field(default_factory=list)
     adapter: str = ""
     media: tuple[Media, ...] = ()
+
+    @property
+    def before(self) -> Before:
+        """What is before the first block whose key is not known."""
+        return self.keys[-1] if self.keys else (self.salt, self.adapter)
+
+    def contents(self, start: int, stop: int) -> list[Content]:
+        """What the positions `[start, stop)` contain. Two tokens are equal in the sense of PREFIX-18 (a) if these are equal."""
+        found = [(token, "", -1) for token in self.tokens[start:stop].tolist()]
+        for item in self.media:
+            for position in range(max(item.start, start), min(item.stop, stop)):
+                found[position - start] = found[position - start][0], item.content, position - item.start
+        return found
 
     def truncate(self, length: int, block_size: int) -> None:
         """Forget the committed tokens and the media from position `length` on (PREFIX-02, PREFIX-18)."""
@@ -279,28 +315,32 @@ class PrefixCache(PrefixIndexed, PagedCache):
 
     A write to a cached block goes to a copy, also if only one sequence has the block, so that cached blocks never change
     (PREFIX-14).
+
+    token_hits: whether a hit contains single tokens after its full blocks, which `begin` copies from the cached block that begins
+    with them (PREFIX-19). Otherwise a hit consists of full blocks.
     """
 
-    def __init__(self, config: PagedConfig, backend: Backend = reference) -> None:
+    def __init__(self, config: PagedConfig, backend: Backend = reference, *, token_hits: bool = False) -> None:
         """Allocate memory for all blocks on the device of `backend`."""
         super().__init__(config, backend)
-        self.pool, self._committed = IndexedBlockPool(config.num_blocks), {}
+        self.pool, self._committed, self.token_hits = IndexedBlockPool(config.num_blocks), {}, token_hits
 
     def match(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[Sequence[Any]] = ()) -> int:
         """Return the hit: how many of the first tokens `begin` would find with these arguments (PREFIX-01).
 
-        It changes nothing (PREFIX-05). The hit is a multiple of block_size and less than the number of tokens. Raises as `begin`
-        does, except OutOfBlocks.
+        It changes nothing (PREFIX-05). The hit is less than the number of tokens, and without `token_hits` a multiple of
+        block_size. Raises as `begin` does, except OutOfBlocks.
         """
         prompt = _prompt(tokens, salt, adapter, media)
-        return len(self._find_hit(prompt)) * self.config.block_size
+        found = self._find_hit(prompt)
+        return len(found) * self.config.block_size + self._find_rest(prompt, found)[0]
 
     def begin(self, tokens: Sequence[int], salt: str = "", adapter: str = "", media: Sequence[Sequence[Any]] = ()) -> int:
         """Create a sequence for a prompt, which shares the cached blocks at its beginning, and return its id.
 
-        The length of the sequence is the hit, which `match` returns (PREFIX-01). It is less than len(tokens), because the logits
-        of the last token have to be computed. Blocks for the other tokens are allocated, and their keys and values are to be
-        written.
+        With `token_hits`, it also has a copy of the block that begins with the next tokens. The length of the sequence is the
+        hit, which `match` returns (PREFIX-01). It is less than len(tokens), because the logits of the last token have to be
+        computed. Blocks for the other tokens are allocated, and their keys and values are to be written.
 
         tokens: integers in `[0, 2^63)`. salt: a string for everything else that keys and values depend on, such as a tenant.
         adapter: the name of the adapter that the keys and values are computed with, empty for none (PREFIX-17). media: lists
@@ -310,17 +350,21 @@ class PrefixCache(PrefixIndexed, PagedCache):
         """
         prompt = _prompt(tokens, salt, adapter, media)
         found = self._find_hit(prompt)
+        rest, source = self._find_rest(prompt, found)
         entries = np.array([each.blocks for each in found], np.int32).reshape(-1, self.config.num_layers)
         more = self._tables.entries_for(len(prompt.tokens)) - len(found)
         needed = more * self.config.num_layers + self.pool.num_unreferenced(entries)
         if needed > self.pool.num_free:
             raise OutOfBlocks(f"out of blocks: {needed} needed, {self.pool.num_free} free")
         sequence = self.create()
-        table, hit = self._table(sequence), len(found) * self.config.block_size
+        table, hit = self._table(sequence), len(found) * self.config.block_size + rest
         self.pool.share_many(entries.reshape(-1))
         self._tables.append(table, entries)
         self._tables.lengths[table] = hit
         self.ensure_capacity(sequence, len(prompt.tokens))
+        if source is not None:  # `ensure_capacity` can have evicted it. Its tokens stay in the blocks until the next write.
+            copies = self._tables.at(table, np.arange(self.config.num_layers), len(found))
+            self._copy_blocks(source.blocks.tolist(), copies.tolist())
         self._committed[sequence] = replace(prompt, tokens=prompt.tokens[:hit], keys=[each.key for each in found])
         return sequence
 
@@ -337,9 +381,10 @@ class PrefixCache(PrefixIndexed, PagedCache):
         entries = np.arange(first, first + len(keys))[:, None]
         blocks = self._tables.at(table, np.arange(self.config.num_layers), entries)
         gone = max(0, int(self._tables.released[table].max()) - first)
-        for key, held in zip(keys[gone:], blocks[gone:], strict=True):
-            self.pool.add_to_index(CachedBlock(key, held))
-        committed.keys += keys
+        for number, (key, held) in enumerate(zip(keys, blocks, strict=True), first):
+            if number >= first + gone:
+                self.pool.add_to_index(CachedBlock(key, held, *self._place(committed, number)))
+            committed.keys.append(key)
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         """As `PagedCache.write`. Overwriting position p also forgets the committed tokens from p on (PREFIX-02)."""
@@ -378,6 +423,30 @@ class PrefixCache(PrefixIndexed, PagedCache):
                 break
             found.append(copy)
         return found
+
+    def _find_rest(self, prompt: CommittedTokens, found: list[CachedBlock]) -> tuple[int, CachedBlock | None]:
+        """The number of tokens after the found blocks that a cached block begins with, and its entry; 0 and None if none does."""
+        start = len(found) * self.config.block_size
+        stop = min(start + self.config.block_size, len(prompt.tokens) - 1)
+        if not self.token_hits or start >= stop:
+            return 0, None
+        before = replace(prompt, keys=[each.key for each in found]).before
+        count, source = self.pool.find_start(before, prompt.contents(start, stop))
+        return (count, source) if count else (0, None)
+
+    def _place(self, committed: CommittedTokens, number: int) -> tuple[Before, tuple[Content, ...]]:
+        """What is before a block and what it contains, by which a part of it is found (PREFIX-19). Empty without `token_hits`."""
+        start = number * self.config.block_size
+        if not self.token_hits:
+            return b"", ()
+        return committed.before, tuple(committed.contents(start, start + self.config.block_size))
+
+
+def count_common(first: Sequence[Content], second: Sequence[Content]) -> int:
+    """Return the number of leading items that are equal."""
+    return next(
+        (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second))
+    )
 
 
 def _prompt(tokens: Sequence[int], salt: str, adapter: str, media: Sequence[Sequence[Any]]) -> CommittedTokens:

@@ -24,6 +24,7 @@ _EPILOG = """\
 implementations:
   reference         the reference caches on NumPy
   reference:torch   the same on another library: torch, strict, jax, cupy
+  numpy:token-hits  one of these whose prefix cache finds single tokens
   numpy, ...        a backend of kvref or an adapter: `kvref list` shows all
   zoo:MEMBER        a cache with a planted bug: `kvref zoo` shows all
   module:object     your implementation in Python

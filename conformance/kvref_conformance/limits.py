@@ -41,6 +41,7 @@ ARGUMENTS = {
     "settle": "`true` if freed blocks can be allocated only after `settle`, an operation without arguments that the judge calls",
     "tables_alone": "`true` if the cache has block tables but stores no tokens",
     "threads": "`false` if the implementation expects calls of one thread at a time",
+    "token_hits": "`true` if hits of a prefix cache contain single tokens after their full blocks (PREFIX-19)",
 }
 SWITCHES = {
     "negative_integers": True,
@@ -52,6 +53,7 @@ SWITCHES = {
     "settle": False,
     "tables_alone": False,
     "threads": True,
+    "token_hits": False,
 }  # with their defaults
 REFUSALS = ("ConfigError", "ValueError", "AssertionError", "NotImplementedError")  # errors for sizes that are not supported
 RANGE_KEYS = ("least", "most", "multiple_of")

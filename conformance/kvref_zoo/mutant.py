@@ -57,10 +57,14 @@ class Mutant(NumpyImplementation):
     """An implementation of one family with a planted bug.
 
     clause: id of the clause that must find the bug. also: ids of other clauses that the mutant may break too. seen_in: the public
-    issue that the bug is modelled on, as owner/repository#number, or "". story: the description of the bug for users.
+    issue that the bug is modelled on, as owner/repository#number, or "". story: the description of the bug for users. limits: the
+    declared limits.
     """
 
-    def __init__(self, clause: str, also: str, seen_in: str, formats: tuple[str, ...], made: Any) -> None:
+    def __init__(
+        self, clause: str, also: str, seen_in: str, formats: tuple[str, ...], made: Any, limits: dict[str, Any] | None = None
+    ) -> None:
+        self.limits = limits or {}
         self.name = "zoo:" + re.sub(r"\B(?=[A-Z])|_", "-", made.__name__).lower()
         self.clause, self.also, self.seen_in, self.formats = clause, tuple(also.split()), seen_in, formats
         self.story = inspect.cleandoc(made.__doc__)
@@ -74,7 +78,14 @@ Made = TypeVar("Made")
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(clause: str, *, also: str = "", seen_in: str = "", formats: tuple[str, ...] = MOST_FORMATS) -> Callable[[Made], Made]:
+def mutant(
+    clause: str,
+    *,
+    also: str = "",
+    seen_in: str = "",
+    formats: tuple[str, ...] = MOST_FORMATS,
+    limits: dict[str, Any] | None = None,
+) -> Callable[[Made], Made]:
     """Add a class, or a factory function, to the zoo.
 
     Its module is named after its family. Its name is that of the member: `PagedLeaksABlock` is `zoo:paged-leaks-a-block`. Its
@@ -82,7 +93,7 @@ def mutant(clause: str, *, also: str = "", seen_in: str = "", formats: tuple[str
     """
 
     def register(made: Made) -> Made:
-        found = Mutant(clause, also, seen_in, formats, made)
+        found = Mutant(clause, also, seen_in, formats, made, limits)
         MUTANTS[found.name.removeprefix("zoo:")] = found
         return made
 

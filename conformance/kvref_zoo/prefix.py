@@ -172,3 +172,99 @@ class PrefixWritesToCachedBlocks(kvref.PrefixCache):
 
     _needs_copy = kvref.PagedCache._needs_copy
     _copies_needed = kvref.PagedCache._copies_needed
+
+
+TOKEN_HITS = {"token_hits": True}
+
+
+class TokenHits(kvref.PrefixCache):
+    """A cache whose hits end inside a block, which `begin` copies."""
+
+    def __init__(self, config: kvref.PagedConfig) -> None:
+        super().__init__(config, token_hits=True)
+
+    def begin(self, tokens: Sequence[int], *label: Any, **named: Any) -> int:
+        self.beginning = True  # `_copy_blocks` copies the source of a hit
+        try:
+            return super().begin(tokens, *label, **named)
+        finally:
+            self.beginning = False
+
+
+@mutant("PREFIX-19", also="PREFIX-01 PREFIX-02 PREFIX-09 PREFIX-14", seen_in="Avarok-Cybersecurity/atlas#1193", limits=TOKEN_HITS)
+class PrefixSharesABlockInPart(TokenHits):
+    """A block that begins with the last tokens of a hit is listed by the new sequence, which writes its own tokens into it."""
+
+    _needs_copy = kvref.PagedCache._needs_copy
+    _copies_needed = kvref.PagedCache._copies_needed
+
+    def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
+        if not getattr(self, "beginning", False):
+            super()._copy_blocks(sources, targets)
+            return
+        table = self._table(self._next_sequence - 1)
+        for layer, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            self._tables.replace(table, layer, self._tables.blocks(table, layer).index(target), source)
+        self.pool.share_many(sources)
+        self.pool.free_many(targets)
+
+
+@mutant("PREFIX-19", also="PREFIX-01 PREFIX-03 PREFIX-12 PREFIX-18", seen_in="NVIDIA/TensorRT-LLM#8108", limits=TOKEN_HITS)
+class PrefixCopiesNothing(TokenHits):
+    """The tokens after the full blocks of a hit count as found, and are never copied: their block contains other tokens."""
+
+    def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
+        if not getattr(self, "beginning", False):
+            super()._copy_blocks(sources, targets)
+
+
+@mutant("PREFIX-19", also="LAW-04", seen_in="NVIDIA/TensorRT-LLM#8813", limits=TOKEN_HITS)
+class PrefixCopiesTooLate(TokenHits):
+    """The copy of a block waits until something is read: another sequence can have overwritten the block by then."""
+
+    def _copy_blocks(self, sources: list[int], targets: list[int]) -> None:
+        if getattr(self, "beginning", False):
+            self.waiting = [*getattr(self, "waiting", []), (sources, targets)]
+        else:
+            super()._copy_blocks(sources, targets)
+
+    def gather(self, sequence: int, layer: int) -> Any:
+        for sources, targets in getattr(self, "waiting", []):
+            super()._copy_blocks(sources, targets)
+        self.waiting = []
+        return super().gather(sequence, layer)
+
+
+@mutant("PREFIX-19", seen_in="NVIDIA/TensorRT-LLM#12404", limits=TOKEN_HITS)
+class PrefixCopyNeedsNoRoom(TokenHits):
+    """A block that is found in part counts as found: `begin` accepts a prompt without a block for the copy, and fails halfway."""
+
+    class Pool(IndexedBlockPool):
+        found_in_part = 0
+
+        def num_unreferenced(self, blocks: NDArray[np.int32]) -> int:
+            return super().num_unreferenced(blocks) - self.found_in_part
+
+    def __init__(self, config: kvref.PagedConfig) -> None:
+        super().__init__(config)
+        self.pool: PrefixCopyNeedsNoRoom.Pool = self.Pool(config.num_blocks)
+
+    def _find_rest(self, prompt: CommittedTokens, found: list[CachedBlock]) -> tuple[int, CachedBlock | None]:
+        count, source = super()._find_rest(prompt, found)
+        self.pool.found_in_part = 0 if source is None else len(source.blocks)
+        return count, source
+
+
+@mutant("PREFIX-19", also="PREFIX-01 PREFIX-08", seen_in="mratsim/tattletale#93", limits=TOKEN_HITS)
+class PrefixGoesOnAfterAPart(TokenHits):
+    """Blocks are added to the tree after the block that is equal in part, and found there: their tokens have another prefix."""
+
+    def _find_rest(self, prompt: CommittedTokens, found: list[CachedBlock]) -> tuple[int, CachedBlock | None]:
+        count, self.source = super()._find_rest(prompt, found)
+        return count, self.source
+
+    def begin(self, tokens: Sequence[int], *label: Any, **named: Any) -> int:
+        sequence = super().begin(tokens, *label, **named)
+        if self.source is not None:
+            self._committed[sequence].keys.append(self.source.key)
+        return sequence

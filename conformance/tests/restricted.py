@@ -14,6 +14,7 @@ LIMITS = {
     "one token at a time": {"tokens": {"most": 1}},
     "one batch row": {"batch_size": 1},
     "no negative integers": {"negative_integers": False},
+    "token hits": {"token_hits": True},
 }
 
 FLOAT16 = Restricted(LIMITS["float16 only"])

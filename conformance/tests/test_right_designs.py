@@ -9,6 +9,7 @@ import pytest
 from right_designs import attention_designs, contiguous_designs, paged_designs, pool_designs, prefix_designs, windowed_designs
 from right_designs.simple_paged import Paged
 
+from kvref_conformance.calls.messages import CallRequest
 from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 from kvref_conformance.runner.options import Effort
 
@@ -22,6 +23,7 @@ IN_DEFAULT_TESTS = (
     "NullBlock",
     "SlotsOfEachRequest",
     "RadixTree",
+    "TokenTree",
     "Ring",
     "WaitsUntilSettle",
     "RoundedWeights",
@@ -136,6 +138,34 @@ def test_no_clause_fails(family, design):
     # `FewOperations` offers four operations, so that many clauses are not offered.
     least = 1 / 2 if design is paged_designs.FewOperations else 2 / 3
     assert sum(verdict == "passed" for verdict in found.values()) >= len(found) * least
+
+
+ROWS = np.ones((6, 1, 2), np.float32)
+RELEASED = [  # of a full pool of three blocks, of which the first two are released
+    (None, "new", {"num_blocks": 3, "block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"}),
+    (1, "begin", {"tokens": [1, 2, 3, 4, 5, 6]}),
+    (1, "block_table", {"sequence": 0, "layer": 0}),
+    (1, "write", {"sequence": 0, "layer": 0, "start": 0, "keys": ROWS, "values": ROWS}),
+    (1, "commit", {"sequence": 0, "tokens": [1, 2, 3, 4, 5, 6]}),
+    (1, "release_before", {"sequence": 0, "position": 4}),
+    (1, "write", {"sequence": 0, "layer": 0, "start": 6, "keys": ROWS[:1], "values": ROWS[:1]}),
+    (1, "block_table", {"sequence": 0, "layer": 0}),
+]
+
+
+class ReleasesTheLastFirst(prefix_designs.ChainedHashes):
+    def unlist(self, entries):
+        super().unlist(entries)
+        self.evictable = type(self.evictable)(reversed(self.evictable.items()))
+
+
+@pytest.mark.parametrize("design", [prefix_designs.ChainedHashes, ReleasesTheLastFirst])
+def test_of_blocks_that_one_release_frees_any_one_is_evicted_first(design):
+    calls = [CallRequest(id, f"prefix.{name}", on, args) for id, (on, name, args) in enumerate(RELEASED, 1)]
+    found = CheckRunner(Implementation("prefix", design)).replay(calls)
+    assert found.violation is None
+    first, last = (found.call_trace[at].reply.ok for at in (2, -1))
+    assert last[-1] == first[design is ReleasesTheLastFirst]
 
 
 @pytest.mark.long

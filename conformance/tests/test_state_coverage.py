@@ -67,10 +67,14 @@ def test_a_seed_finds_the_same_failures_on_a_slow_machine(monkeypatch):
     [pytest.param(each, marks=pytest.mark.long if each in LARGE else pytest.mark.extended) for each in families_with_machine()],
 )
 def test_a_machine_meets_the_states_and_the_pairs_of_operations_of_its_family(family):
-    examples = SEQUENCES.get(family, 100)
-    sequences = random_sequences(OnBackend(backend("numpy")), family, examples=examples)
+    examples, implementation = SEQUENCES.get(family, 100), OnBackend(backend("numpy"))
+    sequences = random_sequences(implementation, family, examples=examples)
     assert len(sequences) > examples * 9 // 10  # a few begin with an error
-    assert {name: count for name, count in count_reached_states(family, sequences).items() if count < LEAST} == {}
+    counts = count_reached_states(family, sequences, implementation)
+    if family == "prefix":
+        implementation = OnBackend(backend("numpy"), token_hits=True)
+        counts += count_reached_states(family, random_sequences(implementation, family, examples=examples), implementation)
+    assert {name for name in STATES[family] if counts[name] < LEAST} == set()
     met, possible = set(count_pairs(family, sequences)), {pair for pair in all_pairs(family) if not why_impossible(pair)}
     assert met <= possible
     assert len(possible - met) <= 1 + len(all_pairs(family)) // 30  # a few can be missing by chance

@@ -16,7 +16,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.fuzz.hypothesis_runner import families_with_machine
 from kvref_conformance.fuzz.pair_coverage import Pair, all_pairs, pairs_in, why_impossible
 from kvref_conformance.fuzz.state_registry import NOTES, STATES, ModelCall, SequenceHistory
-from kvref_conformance.implementation_api import Implementation, Level
+from kvref_conformance.implementation_api import Implementation
 from kvref_conformance.implementations import load_implementation
 from kvref_conformance.oracle.model_runner import ModelRunner
 from kvref_conformance.runner.check_runner import CheckRunner
@@ -30,9 +30,9 @@ Transition = tuple[str, str, str]  # the state that was reached last, the operat
 INITIAL_STATE = "nothing was met"
 
 
-def reached_states(family: str, call_trace: Iterable[Exchange], level: Level = "exact") -> set[str]:
-    """The states that a call trace reached. All of its replies must be correct."""
-    return states_and_transitions(family, call_trace, ModelRunner(level))[0]
+def reached_states(family: str, call_trace: Iterable[Exchange], models: ModelRunner | None = None) -> set[str]:
+    """The states that a call trace reached. All of its replies must be correct. models: new ones, of level exact by default."""
+    return states_and_transitions(family, call_trace, models or ModelRunner("exact"))[0]
 
 
 def states_and_transitions(family: str, call_trace: Iterable[Exchange], models: ModelRunner) -> tuple[set[str], set[Transition]]:
@@ -76,9 +76,9 @@ def random_sequences(implementation: Implementation, family: str, seed: int = 0,
     return conversations
 
 
-def count_reached_states(family: str, sequences: list[list[Exchange]], level: Level = "exact") -> Counter[str]:
-    """In how many call sequences each state was reached, 0 included."""
-    counted = Counter(name for each in sequences for name in reached_states(family, each, level))
+def count_reached_states(family: str, sequences: list[list[Exchange]], implementation: Implementation) -> Counter[str]:
+    """In how many call sequences of an implementation each state was reached, 0 included."""
+    counted = Counter(name for each in sequences for name in reached_states(family, each, ModelRunner.of(implementation)))
     return Counter({name: counted[name] for name in STATES[family]})
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     for family in STATES:
         sequences = random_sequences(implementation, family)
         print(f"{family}: of {len(sequences)} sequences")
-        for name, count in count_reached_states(family, sequences, implementation.level).items():
+        for name, count in count_reached_states(family, sequences, implementation).items():
             print(f"{count:5}  {name}")
         pairs = count_pairs(family, sequences)
         possible = sum(not why_impossible(pair) for pair in all_pairs(family))

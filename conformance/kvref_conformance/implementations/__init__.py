@@ -4,6 +4,7 @@ A name is one of:
 
 - `reference` or `reference:LIBRARY`: kvref's own caches on an array library
 - an entry point of the group `kvref.backends`: kvref's own caches on that backend
+- one of these two with `:token-hits` after it: the same, with a prefix cache that declares `token_hits`
 - an entry point of the group `kvref.implementations`, such as an adapter of the distribution kvref-adapters
 - `zoo:MEMBER`: a deliberately wrong cache
 - `module:object`: an object of the user's; a class or function is called without arguments
@@ -34,7 +35,7 @@ from kvref_conformance.exceptions import CannotRun
 from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
 from kvref_conformance.implementation_api import ExternalImplementation, Implementation, offers
-from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.implementations.backends import TOKEN_HITS, OnBackend
 from kvref_conformance.implementations.external import read_config, start_command, start_named
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.oracle.formats import PLAIN_FORMATS
@@ -107,10 +108,11 @@ def load_implementation(name: str, show_stderr: bool = False) -> Implementation:
         program = start_command(name[5:], show_stderr) if name.startswith("exec:") else start_named(name, show_stderr)
         if program is not None:
             return validate_implementation(name, program)
-        if name == "reference" or name.startswith("reference:"):
-            return OnBackend(_reference(name.partition(":")[2] or "numpy"))
-        if name.partition(":")[0] in (entry.name for entry in entry_points(group="kvref.backends")):
-            return OnBackend(kvref.backend(name))
+        kind, _, library = (backend := name.removesuffix(TOKEN_HITS)).partition(":")
+        if kind == "reference":
+            return OnBackend(_reference(library or "numpy"), token_hits=name != backend)
+        if kind in (entry.name for entry in entry_points(group="kvref.backends")):
+            return OnBackend(kvref.backend(backend), token_hits=name != backend)
     except BackendNotFound as error:
         raise CannotRun(str(error)) from error
     if name.startswith("zoo:"):
@@ -226,6 +228,7 @@ def close_implementation(implementation: Implementation) -> None:
 def _all_names() -> Iterator[str]:
     yield "reference"
     yield from (f"reference:{library}" for library in BACKEND_LIBRARIES[1:])
+    yield f"reference{TOKEN_HITS}"
     yield from read_config()[1]
     for group in ("kvref.backends", "kvref.implementations"):
         yield from sorted(entry.name for entry in entry_points(group=group))

@@ -17,9 +17,11 @@ from kvref.validation import accept, accept_pair
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.oracle.formats import STATIC_FORMATS
 
+TOKEN_HITS = ":token-hits"  # the end of the name of kvref's own caches whose prefix cache has token hits
+
 
 class OnBackend:
-    """kvref's caches and components on one backend."""
+    """kvref's caches and components on one backend. token_hits: whether the prefix cache has token hits (PREFIX-19)."""
 
     version = kvref.__version__
     language = "python"
@@ -27,9 +29,11 @@ class OnBackend:
     level: Level = "exact"
     formats = tuple(FORMATS)
 
-    def __init__(self, backend: kvref.Backend) -> None:
-        self.backend = backend
-        self.name = backend.name
+    def __init__(self, backend: kvref.Backend, *, token_hits: bool = False) -> None:
+        self.backend, self._token_hits = backend, token_hits
+        self.name = backend.name + TOKEN_HITS * token_hits
+        if token_hits:
+            self.limits = {"prefix": {"token_hits": True}}
 
     def asarray(self, values: Any) -> Array:
         if values.dtype.name == "bfloat16" and hasattr(self.backend.xp, "bfloat16"):
@@ -66,7 +70,7 @@ class OnBackend:
         return kvref.PagedCache(kvref.PagedConfig(**config), self.backend)
 
     def prefix(self, **config: Any) -> kvref.PrefixCache:
-        return kvref.PrefixCache(kvref.PagedConfig(**config), self.backend)
+        return kvref.PrefixCache(kvref.PagedConfig(**config), self.backend, token_hits=self._token_hits)
 
     def windowed(self, **config: Any) -> kvref.WindowedCache:
         return kvref.WindowedCache(kvref.WindowedConfig(**config), self.backend)

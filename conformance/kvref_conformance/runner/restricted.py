@@ -16,6 +16,7 @@ from kvref_conformance.calls.operation_table import factory_operation
 from kvref_conformance.families import all_families
 from kvref_conformance.implementation_api import Level
 from kvref_conformance.implementations import load_implementation
+from kvref_conformance.implementations.backends import TOKEN_HITS
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.formats import PLAIN_FORMATS
 
@@ -35,7 +36,8 @@ class RestrictedImplementation:
     ) -> None:
         """limits: as an implementation declares them. operations: the provided ones ("paged.read"). None means all."""
         self.limits, self.operations, self.level = limits, operations, level
-        self._own, self._base = Limits(limits), load_implementation("numpy")
+        self._own = Limits(limits)
+        self._base = load_implementation("numpy" + TOKEN_HITS * self._own.switch("prefix", "token_hits"))
         allowed = self._own.dtypes("")
         every = tuple(name for name in self._base.formats if name not in PLAIN_FORMATS or name in allowed)
         self.formats = every if formats is None else tuple(formats)

@@ -69,8 +69,8 @@ class ReversedPool(OnBackend):
     cache: type[_ReversedCache] = _ReversedCache
     recurrent_cache: type[_ReversedRecurrentCache] = _ReversedRecurrentCache
 
-    def __init__(self) -> None:
-        super().__init__(kvref.reference)
+    def __init__(self, token_hits: bool = False) -> None:
+        super().__init__(kvref.reference, token_hits=token_hits)
 
     def blocks(self, num_blocks: int) -> kvref.BlockPool:
         return _ReversedBlockPool(num_blocks)

@@ -12,6 +12,7 @@ from kvref_conformance.calls.messages import format_calls
 from kvref_conformance.drivers.resource_limits import memory_limit
 from kvref_conformance.exceptions import CannotRun, ClauseViolation, NotOffered
 from kvref_conformance.implementation_api import offers
+from kvref_conformance.limits import Limits
 from kvref_conformance.runner.check_runner import CheckRunner, RunEnded
 from kvref_conformance.traces.format import Trace, parse_trace
 from kvref_conformance.traces.shrinking import index_of_last_request
@@ -93,6 +94,9 @@ def _check_trace(folder: Path, entry: dict[str, Any], judge: CheckRunner) -> Vec
     file, family, content = entry["file"], entry["family"], _read_file(folder, entry)
     if not offers(judge.implementation, family) or set(entry["formats"]) - set(judge.implementation.formats):
         return VectorResult(file, family, "not offered")
+    token_hits = Limits(getattr(judge.implementation, "limits", None)).switch(family, "token_hits")
+    if family == "prefix" and token_hits != ("token_hits" in entry.get("choices", ())):
+        return VectorResult(file, family, "not offered")  # the replies to `match` differ
     trace = parse_trace(folder / file, content.decode(errors="replace").splitlines())
     if trace.header.judge != "model":
         raise CannotRun(f'{folder / file}: expected a trace with "judge": "model", got "{trace.header.judge}"')

@@ -36,6 +36,9 @@ MAX_CHARACTERS = 28_000  # maximum characters of a trace whose clause has anothe
 MAX_CHARACTERS_PER_CLAUSE = 100_000  # maximum characters of the only trace of a clause
 NUM_SAMPLES = 5  # call traces per state machine
 MAX_SAMPLE_CHARACTERS = 30_000  # maximum characters of one of them
+CHOICES = {
+    "PREFIX-19": ("token_hits",)
+}  # the switches of limits that an implementation must declare to pass the traces of a clause
 EXAMPLES, STEPS = 3, 10  # call sequences and calls per run of a state machine, whose longest call trace is used
 
 
@@ -68,12 +71,15 @@ class VectorSet:
 def make_vectors() -> VectorSet:
     """Make the set."""
     vectors = VectorSet()
-    judge = CheckRunner(load_implementation("reference"), Effort(), "reference")
+    judge, judge_of_token_hits = (
+        CheckRunner(load_implementation(name), Effort(), name) for name in ("reference", "reference:token-hits")
+    )
     first: dict[Any, Check] = {}  # by function: the checks of one family are also registered for others
     large: dict[str, list[LargeTrace]] = {}  # by clause
     for check in (check for checks in select_checks().values() for check in checks if check.run):
         if first.setdefault(check.run, check) is check:
-            _add_check(vectors, judge, check, large.setdefault(check.clause, []))
+            own = judge_of_token_hits if check.clause in CHOICES else judge
+            _add_check(vectors, own, check, large.setdefault(check.clause, []))
         else:
             vectors.leave_out(check, f"the same as {first[check.run].name}")
     for clause in large:
@@ -146,10 +152,11 @@ def _trace_lines(judge: CheckRunner, call_trace: list[Exchange], clause: str, ch
     larger = f"larger than {largest // 1000} kB"
     if format.count_array_bytes(call_trace) > largest:
         return [], larger
-    if not call_trace or not format.judged_by_model(call_trace, ModelRunner("exact")):
+    if not call_trace or not format.judged_by_model(call_trace, ModelRunner.of(judge.implementation)):
         return [], "the replies alone do not determine the verdict"
-    header = format.Header(clause, check, "model", format.describe_implementation(judge.implementation, "reference"))
-    lines = format.trace_lines(header, ModelRunner("exact"), call_trace)
+    load = judge.implementation.name
+    header = format.Header(clause, check, "model", format.describe_implementation(judge.implementation, load))
+    lines = format.trace_lines(header, ModelRunner.of(judge.implementation), call_trace)
     if sum(map(len, lines)) > largest:
         return [], larger
     return lines, ""
@@ -159,7 +166,8 @@ def _dependence(lines: list[str]) -> str:
     """The reason why only the reference passes the trace, or "": a correct implementation with other choices fails it."""
     trace = format.parse_trace(Path("trace"), lines)
     chosen = any(request.family in FAMILIES_WITH_CHOICES for request in trace.requests)
-    for contrary in (ReversedPool(), StridedIds()) if chosen else (ReversedPool(),):
+    token_hits = "token_hits" in CHOICES.get(trace.header.clause, ())
+    for contrary in (ReversedPool(token_hits), StridedIds(token_hits)) if chosen else (ReversedPool(token_hits),):
         if replay.replay_file(CheckRunner(contrary).begin(), trace):
             return "its arguments depend on choices of the reference"
     return ""
@@ -192,6 +200,8 @@ def _add_trace(vectors: VectorSet, path: str, family: str, lines: list[str]) -> 
         "clauses": sorted({message["clause"] for message in messages[1:] if "clause" in message}),
         "sha256": sha256(content),
     })  # fmt: skip
+    if choices := CHOICES.get(messages[0]["clause"]):
+        vectors.traces[-1]["choices"] = list(choices)
 
 
 def sha256(content: bytes) -> str:

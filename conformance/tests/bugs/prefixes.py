@@ -485,3 +485,143 @@ def overlapping_media_are_accepted(patch):
 @bug("PREFIX-18")
 def media_past_the_end_are_accepted(patch):
     in_source(patch, "kvref.prefix._prompt", " <= len(numbers):", ":")
+
+
+# Token hits. The tests plant these bugs in caches that declare them.
+
+REST, START, COPIED = "kvref.prefix.PrefixCache._find_rest", "kvref.prefix.IndexedBlockPool.find_start", "self._copy_blocks("
+
+
+def copying(patch, copy):
+    """`begin` copies the source by another function: copy(cache, sources, targets)."""
+    patch.setattr(PrefixCache, "copy_another_way", copy, raising=False)
+    in_source(patch, BEGIN, COPIED, "self.copy_another_way(")
+
+
+@bug("PREFIX-19")
+def the_source_is_listed_in_place_of_a_copy(patch):
+    def share(self, sources, targets):
+        table = self._table(self._next_sequence - 1)
+        for layer, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            entry = self._tables.blocks(table, layer).index(target)
+            self._tables.replace(table, layer, entry, source)
+        self.pool.share_many(sources)
+        self.pool.free_many(targets)
+
+    copying(patch, share)
+    patch.setattr(PrefixCache, "_needs_copy", lambda self, blocks: np.zeros(blocks.shape, np.bool_))
+
+
+@bug("PREFIX-19")
+def the_last_token_of_a_block_is_not_copied(patch):
+    def copy(self, sources, targets):
+        size = self.config.block_size
+        for at in range(size - 2):
+            self._store.copy([each * size + at for each in sources], [each * size + at for each in targets])
+
+    copying(patch, copy)
+
+
+@bug("PREFIX-19")
+def the_first_layer_alone_is_copied(patch):
+    copying(patch, lambda self, sources, targets: self._copy_blocks(sources[:1], targets[:1]))
+
+
+@bug("PREFIX-19")
+def codes_are_copied_without_scales(patch):
+    def copy(self, sources, targets):
+        for store in (self._store.keys, self._store.values):
+            codes = self._backend.copy(store._stored.codes, sources, targets, self.config.block_size)
+            store._stored = store._stored._replace(codes=codes)
+
+    copying(patch, copy)
+
+
+@bug("PREFIX-19")
+def one_token_more_is_found_than_is_equal(patch):
+    in_source(patch, REST, "return (count, source) if count", "return (min(count + 1, stop - start), source) if count")
+
+
+@bug("PREFIX-19")
+def a_prompt_that_ends_with_a_cached_block_is_found_completely(patch):
+    in_source(patch, REST, "len(prompt.tokens) - 1", "len(prompt.tokens)")
+
+
+@bug("PREFIX-19")
+def the_last_full_block_is_never_a_source(patch):
+    in_source(patch, REST, "start >= stop", "start + self.config.block_size >= len(prompt.tokens)")
+
+
+@bug("PREFIX-19")
+def the_first_block_that_was_committed_is_copied(patch):
+    in_source(patch, START, "max(starts, key=itemgetter(0), default=(0, None))", "next(starts, (0, None))")
+
+
+@bug("PREFIX-19")
+def single_tokens_are_found_under_any_salt(patch):
+    in_source(patch, "kvref.prefix.CommittedTokens.before", "self.salt", '""')
+
+
+@bug("PREFIX-19")
+def single_tokens_are_found_after_any_block(patch):
+    in_source(patch, "kvref.prefix.CommittedTokens.before", "self.keys[-1] if self.keys else ", "")
+
+
+@bug("PREFIX-19")
+def single_placeholders_are_equal(patch):
+    in_source(patch, "kvref.prefix.CommittedTokens.contents", "in self.media", "in ()")
+
+
+@bug("PREFIX-19")
+def a_source_that_was_evicted_is_not_copied(patch):
+    in_source(patch, BEGIN, "if source is not None:", "if source is not None and self.pool.is_cached(source.blocks).all():")
+
+
+@bug("PREFIX-19")
+def a_block_that_was_evicted_is_copied(patch):
+    in_source(patch, "kvref.prefix.IndexedBlockPool._remove_from_index", "if entry.contents:", "if False:")
+
+
+@bug("PREFIX-19")
+def the_source_counts_as_needed(patch):
+    unreferenced = " + self.pool.num_unreferenced(entries)"
+    in_source(
+        patch, BEGIN, unreferenced, f"{unreferenced} + (0 if source is None else self.pool.num_unreferenced(source.blocks))"
+    )
+
+
+@bug("PREFIX-19")
+def the_copy_needs_no_room(patch):
+    in_source(patch, BEGIN, " - len(found)\n", " - len(found) - (rest > 0)\n")
+
+
+@bug("PREFIX-19")
+def a_copied_block_is_young_again(patch):
+    touch = "for block in self.pool._evictable.keys() & set([] if source is None else source.blocks.tolist()):\n        "
+    touch += "self.pool._evictable.move_to_end(block)"
+    in_source(patch, BEGIN, "    sequence = self.create()", f"    {touch}\n    sequence = self.create()")
+
+
+@bug("PREFIX-19")
+def later_blocks_are_committed_after_the_source(patch):
+    keys = "keys=[each.key for each in found]"
+    in_source(patch, BEGIN, keys, f"{keys} + ([] if source is None else [source.key])")
+
+
+@hidden("prefix", "PREFIX-19")
+def reset_keeps_the_starts_of_blocks(patch):
+    in_source(
+        patch, "kvref.prefix.IndexedBlockPool.clear_index", ", self._entries_after = {}, {}, {}", " = {}, {}",
+        "super()", "super(IndexedBlockPool, self)",
+    )  # fmt: skip
+
+
+@hidden("prefix", "PREFIX-19")
+def a_block_with_two_copies_has_one_start(patch):
+    """If one of two equal blocks is evicted, no part of the other one is found."""
+    in_source(
+        patch, "kvref.prefix.IndexedBlockPool._remove_from_index",
+        "if entry.contents:", "if entry in self._entries_after.get(entry.before, ()):",
+        "del self._entries_after[entry.before][entry]",
+        "self._entries_after[entry.before] = {each: None for each in self._entries_after[entry.before] if each.key != entry.key}",
+    )  # fmt: skip

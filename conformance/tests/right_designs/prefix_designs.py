@@ -22,12 +22,13 @@ class Entry:
 class ChainedHashes(Paged):
     """Equal blocks are all cached. The hash of a block is that of its tokens and the hash of the block before it."""
 
-    bookkeeping = (*Paged.bookkeeping, "evictable", "entries", "index")
+    bookkeeping = (*Paged.bookkeeping, "evictable", "entries", "index", "replaced")
     merges = False
 
     def make_free_list(self):
         self.evictable = OrderedDict()  # cached blocks without references, in the order of their release
         self.entries = {}  # block -> its entries
+        self.replaced = []  # blocks that the current call has copied, which become free at its end
         self.index = self.make_index()
         self.labels, self.media, self.committed = {}, {}, {}
         return list(range(self.total))
@@ -85,7 +86,11 @@ class ChainedHashes(Paged):
                 self.separate(entry, layer)
                 if not self.references[before]:
                     del self.references[before]
-                    self.give_back(before)
+                    self.replaced.append(before)
+
+    def free_replaced(self):
+        while self.replaced:
+            self.give_back(self.replaced.pop())
 
     # Committed tokens.
 
@@ -103,6 +108,7 @@ class ChainedHashes(Paged):
     def store(self, places, rows):
         before = {place: self.counts[place[0]][place[1]] for place in places}
         super().store(places, rows)
+        self.free_replaced()
         for (sequence, layer), (start, which) in places.items():
             if len(which) and start < before[sequence, layer]:
                 self.forget(sequence, start)
@@ -113,6 +119,7 @@ class ChainedHashes(Paged):
 
     def remove(self, sequence, start, stop, frequencies=None, layout="halves"):
         super().remove(sequence, start, stop, frequencies, layout)
+        self.free_replaced()
         if stop > start:
             self.forget(sequence, int(start))
 
@@ -213,6 +220,80 @@ class RadixTree(ChainedHashes):
         return found
 
 
+class Nodes:
+    """A tree with a node per token. children: of each node, by token. copies: of each node, entries of the block that ends there.
+
+    Nodes are numbers, because `undo` copies the index, and a copy of nested objects would be a deep recursion.
+    """
+
+    def __init__(self):
+        self.roots, self.children, self.copies = {}, [], []
+
+    def after(self, node, token):
+        """The node of a token after another node. It is created if it does not exist."""
+        return self.find(self.children[node], token)
+
+    def root(self, label):
+        return self.find(self.roots, label)
+
+    def find(self, nodes, name):
+        if name not in nodes:
+            nodes[name] = len(self.children)
+            self.children.append({})
+            self.copies.append([])
+        return nodes[name]
+
+    def cached_block(self, node, depth):
+        """A cached block that ends `depth` tokens below a node, or None."""
+        below = [node]
+        for _ in range(depth):
+            below = [child for each in below for child in self.children[each].values()]
+        return next((self.copies[each][-1].blocks for each in below if self.copies[each]), None)
+
+
+class TokenTree(ChainedHashes):
+    """A tree with a node per token, whose hits end at any node. Copied tokens are read before a block is allocated."""
+
+    def make_index(self):
+        return Nodes()
+
+    def walk(self, tokens, label, count):
+        node, found = self.index.root(label), []
+        for at, token in enumerate(tokens[: count * self.size], 1):
+            node = self.index.after(node, token)
+            if at % self.size == 0:
+                found.append(self.index.copies[node])
+        return found
+
+    def rest(self, tokens, label, parts):
+        """The full blocks of a hit, the number of tokens after them, and the blocks that contain these."""
+        found, marked = self.hit(tokens, label, parts), self.marked(tokens, parts)[:-1]
+        node, longest = self.index.root(label), (0, None)
+        for at, token in enumerate(marked[: (len(found) + 1) * self.size], 1):
+            node = self.index.after(node, token)
+            count = at - len(found) * self.size
+            if count > 0 and (source := self.index.cached_block(node, self.size - count)):
+                longest = count, source
+        return found, *longest
+
+    def match(self, tokens, salt="", adapter="", media=()):
+        tokens = self.tokens(tokens)
+        found, count, _ = self.rest(tokens, (salt, adapter), self.parts(media, len(tokens)))
+        return len(found) * self.size + count
+
+    def begin(self, tokens, salt="", adapter="", media=()):
+        numbers = self.tokens(tokens)
+        found, count, source = self.rest(numbers, (salt, adapter), self.parts(media, len(numbers)))
+        rows = [self.get(layer, block * self.size + np.arange(count)) for layer, block in enumerate(source or ())]
+        sequence = super().begin(tokens, salt, adapter, media)
+        hit = len(found) * self.size
+        self.counts[sequence] = [hit + count] * self.layers
+        for layer, (keys, values) in enumerate(rows):
+            self.put(layer, self.slots(sequence, layer, range(hit, hit + count)), keys, values)
+        self.committed[sequence] = numbers[: hit + count]
+        return sequence
+
+
 class AnyCopyFirst(ChainedHashes):
     """Evicts the block that was released last, which it declares."""
 
@@ -222,5 +303,5 @@ class AnyCopyFirst(ChainedHashes):
         return super().allocate()
 
 
-LIMITS = {"AnyCopyFirst": {"other_eviction_order": True}}
-DESIGNS = (ChainedHashes, RadixTree, AnyCopyFirst)
+LIMITS = {"AnyCopyFirst": {"other_eviction_order": True}, "TokenTree": {"token_hits": True}}
+DESIGNS = (ChainedHashes, RadixTree, TokenTree, AnyCopyFirst)

@@ -16,7 +16,7 @@ FAMILY = Family(
     small=PAGES.small,
     speaks_for=(
         *(clause for clause in PAGES.speaks_for if not clause.startswith("MOVE")),  # checks judge hits after load
-        *(f"PREFIX-{n:02}" for n in (*range(1, 16), 17, 18)),
+        *(f"PREFIX-{n:02}" for n in (*range(1, 16), 17, 18, 19)),
     ),
     gives={**PAGES.gives, "begin": "sequence"},
     several=PAGES.several,

@@ -8,7 +8,14 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.checks_formats import PLACES, of_each_kind, of_format
 from kvref_conformance.families.paged.fixture import need_tokens, room, tables_alone
-from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, need_declared_order, prompt, with_free_entries
+from kvref_conformance.families.prefix.fixture import (
+    OTHER,
+    PrefixFixture,
+    has_token_hits,
+    need_declared_order,
+    prompt,
+    with_free_entries,
+)
 from kvref_conformance.testlib.assertions import (
     assert_equal,
     assert_pair,
@@ -34,7 +41,7 @@ def match_finds_full_blocks_only(subject: Subject) -> None:
         served.serve(tokens)
         for count in dict.fromkeys((0, 1, size - 1, size, size + 1, 2 * size, 2 * size + 1, 3 * size, 3 * size + 1)):
             if count or not tables_alone(subject):
-                served.finds(tokens[:count], max(0, count - 1) // size * size)
+                served.finds(tokens[:count], served.hit(min(max(0, count - 1), 3 * size)))
         served.finds([*tokens, OTHER], len(tokens) // size * size)
 
 
@@ -44,7 +51,7 @@ def begin_leaves_at_least_one_token(subject: Subject) -> None:
     for blocks in (1, 2, 3):
         tokens = prompt(blocks * served.size, blocks)
         served.make_cached(tokens)
-        served.finds(tokens, (blocks - 1) * served.size)
+        served.finds(tokens, served.hit(blocks * served.size - 1))
 
 
 @check("PREFIX-01c", "prefix")
@@ -238,7 +245,7 @@ def match_stops_at_the_first_other_token(subject: Subject) -> None:
     tokens = prompt(3 * served.size)
     served.make_cached(tokens)
     for at in range(len(tokens)):
-        served.finds([*tokens[:at], OTHER, *tokens[at + 1 :], OTHER], at // served.size * served.size)
+        served.finds([*tokens[:at], OTHER, *tokens[at + 1 :], OTHER], served.hit(at))
 
 
 @check("PREFIX-03a", "prefix")
@@ -281,8 +288,10 @@ def match_separates_prompts_with_equal_weak_hashes(subject: Subject) -> None:
         twos = (((3, 9), (9, 3)), ((3, 9), (4, 8)), ((3, 9), (2, 8)), ((1, 0), (0, 31)), ((1, 23), (12, 3)), ((7, 7), (8, 8)))
         pairs += [([*first, *rest], [*second, *rest]) for first, second in twos]
     for committed, other in pairs:
+        if has_token_hits(subject):
+            served = PrefixFixture(subject, 40)  # in which the blocks of earlier pairs are not found
         live = served.make_cached(committed)
-        served.finds([*other, OTHER], 0)
+        served.finds([*other, OTHER], served.hit([a == b for a, b in zip(committed, other, strict=True)].index(False)))
         served.finds([*committed, OTHER], size)
         for sequence in live:
             served.cache.drop(sequence)
@@ -301,7 +310,7 @@ def match_separates_blocks_with_equal_64_bit_hashes(subject: Subject) -> None:
         raise NotOffered(f"blocks of {PAGE} tokens, where its limits say {subject.limits.limit(subject.family, 'block_size')}")
     committed, other = ([*[1] * 224, *five, *[1] * 27] for five in COLLIDING)
     served.make_cached(committed)
-    served.finds([*other, 1], 0)
+    served.finds([*other, 1], served.hit(224))
     served.finds([*committed, 1], PAGE)
 
 
@@ -538,7 +547,7 @@ def match_finds_thousands_of_blocks_until_they_are_evicted(subject: Subject) -> 
     assert_equal(served.count_cached(*prompts), evicted, "cached blocks of prompts after half of them were evicted")
     for tokens in prompts[half :: max(1, len(prompts) // 8)]:
         sequence, hit = served.begin(tokens)
-        assert_equal(hit, (rows - 1) * size, "the hit of a cached prompt")
+        assert_equal(hit, served.hit(rows * size - 1), "the hit of a cached prompt")
         served.compare(sequence, hit)
         served.cache.drop(sequence)
     served.cache.drop(filler)

@@ -42,7 +42,7 @@ def match_allocates_nothing(subject: Subject) -> None:
         assert_equal(served.count_cached(tokens), [3], "cached blocks by repeated calls of match")
         assert_equal(served.cache.num_free_blocks, free, "free blocks after match")
     sequence = served.allocate(1)
-    assert_equal(served.match(tokens), 2 * served.size, "match after an allocation")
+    assert_equal(served.match(tokens), served.hit(3 * served.size - 1), "match after an allocation")
     served.cache.drop(sequence)
     served.cache.reset()  # raises InUse if match had created a sequence
 
@@ -98,7 +98,7 @@ def evicted_prompts_are_never_found_again(subject: Subject) -> None:
     for number, tokens in enumerate(prompts):  # each needs the whole pool
         served.serve_and_drop(tokens)
         assert_equal(served.count_cached(*prompts[:number]), [0] * number, "cached blocks of the earlier prompts")
-        served.finds(tokens, 2 * served.size)
+        served.finds(tokens, served.hit(3 * served.size - 1))
 
 
 @check("PREFIX-07", "prefix")

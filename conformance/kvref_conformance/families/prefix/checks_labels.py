@@ -65,7 +65,7 @@ def match_compares_the_content_of_placeholders(subject: Subject) -> None:
         served = PrefixFixture(subject, block_size=size)
         served.serve(_tokens(count, media), media=media)
         for other in _media_lists(count, size):
-            hit = num_common(count, media, other) // size * size
+            hit = served.hit(num_common(count, media, other))
             tokens = [*_tokens(count, other), OTHER]
             assert_equal(served.match(tokens, media=other), hit, f"match with media {other}, committed with {media}")
             if hit and len(other) == 2:

@@ -58,6 +58,10 @@ class PrefixFixture(Session):
         self.layers = layers_of(self.cache)
         self.prompts: dict[int, tuple[Any, ...]] = {}
 
+    def hit(self, num_common: int) -> int:
+        """Returns the hit of a prompt of which this many tokens, without the last one, are the first of a cached prompt."""
+        return num_common if has_token_hits(self.subject) else num_common // self.size * self.size
+
     def match(self, tokens: Tokens, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> int:
         return int(self.cache.match(list(tokens), **_label(salt, adapter, media)))
 
@@ -150,6 +154,11 @@ def with_free_entries(subject: Subject, entries: int, **sizes: Any) -> PrefixFix
         subject.require_size(sequences=3)
         served.allocate(rest)
     return served
+
+
+def has_token_hits(subject: Subject) -> bool:
+    """Returns whether hits contain tokens after their full blocks, according to the limits (PREFIX-19)."""
+    return subject.limits.switch(subject.family, "token_hits")
 
 
 def need_declared_order(subject: Subject) -> None:

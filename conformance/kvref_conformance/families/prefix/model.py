@@ -8,20 +8,32 @@ from kvref_conformance.families.paged.model import NewOrRefused, Paged
 from kvref_conformance.families.paged.ownership_model import Alternative, OwnershipState, outcome
 from kvref_conformance.families.paged.table_model import LayerTable, Token
 from kvref_conformance.families.prefix.prefix_index_model import (
+    Found,
     Hit,
     Key,
     Label,
     PrefixIndexState,
     follows,
     same_bits,
+    start_of,
 )
-from kvref_conformance.oracle.expectations import AnyOf, Errors, Expectation, ExpectedError, UnjudgedReply, range_errors
+from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.expectations import (
+    AnyOf,
+    Errors,
+    Expectation,
+    ExpectedArrays,
+    ExpectedError,
+    UnjudgedReply,
+    range_errors,
+)
 from kvref_conformance.oracle.prompts import LAST_TOKEN, MAX_MATCHED, MOST_TOKEN, token_errors
 from kvref_conformance.oracle.reference_model import ReadCall
 
 
 class Prefix(Paged):
     family = "prefix"
+    token_hits = False  # whether hits contain tokens after their full blocks (PREFIX-19)
     clause_by_observation: ClassVar = Paged.clause_by_observation | {
         **{("begin", seen): "PREFIX-01" for seen in ("num_free_blocks", "length", "block_table")},
         **{("commit", seen): "PREFIX-10" for seen in ("num_free_blocks", "length", "block_table")},
@@ -44,7 +56,8 @@ class Prefix(Paged):
     def apply_limits(self, switch: Callable[[str], bool]) -> None:
         super().apply_limits(switch)
         for state in self.states:
-            state.any_order = switch("other_eviction_order")
+            state.any_order, state.token_hits = switch("other_eviction_order"), switch("token_hits")
+        self.token_hits = switch("token_hits")
 
     @property
     def states(self) -> list[PrefixIndexState]:
@@ -80,19 +93,20 @@ class Prefix(Paged):
             short = [("OutOfBlocks", "PREFIX-13")] if self.layers * entries > free else []  # it may check for room first
             return self.expect_error(wrong + short)
         label = Label(salt, adapter, tuple(map(tuple, media)))
-        keys = self.chain(tokens[: max(0, len(tokens) - 1)], label)
+        prompt = _prompt(tokens, label)
+        self._require_equal_sources(prompt)
 
         def ways(state: OwnershipState) -> Iterable[Alternative]:
             assert isinstance(state, PrefixIndexState)
             listed = state.references()
-            for path, lost in state.paths(keys):
-                revived = sum(not listed[name] for names in path for name in names)
+            for hit in state.possible_hits(prompt):
+                revived = sum(not listed[name] for names in hit.path for name in names)
 
-                def change(after: OwnershipState, path: Any = path, lost: Any = lost) -> None:
+                def change(after: OwnershipState, hit: Found = hit) -> None:
                     assert isinstance(after, PrefixIndexState)
-                    after.begin(child, keys, path, lost, entries)
+                    after.begin(child, hit, entries)
 
-                yield Alternative(revived + self.layers * (entries - len(path)), change)
+                yield Alternative(revived + self.layers * (entries - len(hit.path)), change)
 
         found, used = outcome(self.ways, self.total, ways), set(self.ids)
         if not found.goes:
@@ -114,17 +128,34 @@ class Prefix(Paged):
         return AnyOf("PREFIX-01", then, range_text=says, accepts=lambda id: id not in used)
 
     def _hits(self, sequence: int) -> set[int]:
-        """Returns the possible hits of a sequence, in blocks."""
+        """Returns the possible hits of a sequence."""
         return {state.hits[sequence] for state in self.states if sequence in state.hits}
 
     def _observe_hit(self, sequence: int, hit: int) -> None:
-        """Records the observed hit of a sequence, in blocks."""
+        """Records the observed hit of a sequence."""
         self.ways = [state for state in self.states if state.hits[sequence] == hit]
-        label, tokens = self.committed[sequence][0], self.unobserved.pop(sequence)[: hit * self.size]
+        label, tokens = self.committed[sequence][0], self.unobserved.pop(sequence)[:hit]
         self.committed[sequence] = label, tokens
-        for key in self.chain(tokens, label):
-            for layer, rows in zip(self.sequences[sequence], self.rows[key], strict=True):
+        parts = [self.rows[key] for key in self.chain(tokens, label)]
+        if hit % self.size:  # the tokens that were copied
+            parts.append(next(iter(self._sources((label, tuple(tokens))))))
+        for rows_of_each_layer in parts:
+            for layer, rows in zip(self.sequences[sequence], rows_of_each_layer, strict=True):
                 layer.tokens += rows
+
+    def _sources(self, prompt: Key) -> Iterable[list[list[Token]]]:
+        """Returns the last tokens of a prompt, which do not fill a block, as each block contains them that begins with them."""
+        length = len(prompt[1])
+        stop, wanted = -(-length // self.size) * self.size, start_of(prompt, length)
+        found = (rows for key, rows in self.rows.items() if len(key[1]) == stop and start_of(key, length) == wanted)
+        return ([layer[: length % self.size] for layer in rows] for rows in found)
+
+    def _require_equal_sources(self, prompt: Key) -> None:
+        """Raises ValueError if the tokens of a hit depend on which block is copied."""
+        for length in {state.length_of(found) for state in self.states for found in state.possible_hits(prompt) if found.rest}:
+            first, *others = self._sources(start_of(prompt, length))
+            if not all(same_bits(first, other) for other in others):
+                raise ValueError("begin with blocks of equal tokens and different keys or values is not modeled")
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expectation:
         wrong, (label, old) = (
@@ -177,24 +208,26 @@ class Prefix(Paged):
         if self.lost:
             return UnjudgedReply("PREFIX-01")
         label = Label(salt, adapter, tuple(map(tuple, media)))
-        keys = self.chain(tokens[: max(0, len(tokens) - 1)], label)
-        hits = {len(path) for state in self.states for path, _ in state.paths(keys)}
+        prompt = _prompt(tokens, label)
+        hits = {state.length_of(found) for state in self.states for found in state.possible_hits(prompt)}
 
         def then(got: int) -> None:
             if len(hits) > 1 or any(state.unsure for state in self.states):
-                self.ways = [state for state in self.states if state.observe_hit(keys, got // self.size)]
+                self.ways = [state for state in self.states if state.observe_hit(prompt, got)]
 
         return self._hit(hits, tokens, label, then)
 
     def _hit(self, hits: set[int], tokens: Sequence[int], label: Label, then: Callable[[Any], None]) -> Expectation:
-        wanted = {hit * self.size for hit in hits}
-        keys = self.chain(tokens, label)
+        keys, most = self.chain(tokens, label), max(hits)
 
         def clause_of(got: Any) -> str:
-            if not isinstance(got, int) or got < 0 or got % self.size or (got and got >= len(tokens)):
-                return "PREFIX-01"
-            if got > max(wanted):
-                return self._clause_of_excess(keys[max(hits)])
+            unit = 1 if self.token_hits else self.size
+            if not isinstance(got, int) or got < 0 or got % unit or (got and got >= len(tokens)):
+                return "PREFIX-19" if self.token_hits else "PREFIX-01"
+            if got // self.size == most // self.size:
+                return "PREFIX-19"
+            if got > most:
+                return self._clause_of_excess(keys[most // self.size])
             lost = keys[got // self.size]
             if self.last_change in ("none begun", "copied"):
                 return {"none begun": "PREFIX-13", "copied": "PREFIX-14"}[self.last_change]
@@ -205,8 +238,8 @@ class Prefix(Paged):
                 return "PREFIX-08" if self.last_change in ALLOCATING else "PREFIX-06"
             return "PREFIX-18" if label.media else "PREFIX-17" if label.adapter else "PREFIX-01"
 
-        says = f"{' or '.join(map(str, sorted(wanted)))} tokens"
-        return Hit("PREFIX-01", then, range_text=says, accepts=lambda got: got in wanted, clause_of=clause_of)
+        says = f"{' or '.join(map(str, sorted(hits)))} tokens"
+        return Hit("PREFIX-01", then, range_text=says, accepts=lambda got: got in hits, clause_of=clause_of)
 
     def _clause_of_excess(self, key: Key) -> str:
         """Returns the clause that a hit on this block breaks."""
@@ -270,7 +303,7 @@ class Prefix(Paged):
     def release_before(self, sequence: Any, position: Any) -> Expectation:
         def change(ok: Any) -> None:
             for state in self.states:
-                state.order_released()
+                state.time += 1  # of the blocks that it released, any one can be evicted first (PREFIX-08)
 
         return self._then(super().release_before(sequence, position), change)
 
@@ -295,16 +328,30 @@ class Prefix(Paged):
             return super().length(sequence, layer)
         label, tokens = self.committed[sequence][0], self.unobserved.get(sequence)
         if tokens is None:
-            return self._hit({len(self.committed[sequence][1]) // self.size}, self.last_prompt, label, lambda got: None)
-        return self._hit(self._hits(sequence), tokens, label, lambda got: self._observe_hit(sequence, got // self.size))
+            return self._hit({len(self.committed[sequence][1])}, self.last_prompt, label, lambda got: None)
+        return self._hit(self._hits(sequence), tokens, label, lambda got: self._observe_hit(sequence, got))
 
     def gather(self, sequence: Any, layer: Any) -> Expectation:
         if sequence not in self.unobserved:
             return super().gather(sequence, layer)
-        counts = {hit * self.size for hit in self._hits(sequence)}
+        counts = self._hits(sequence)
         says = f"{' or '.join(map(str, sorted(counts)))} tokens"
-        then = lambda got: self._observe_hit(sequence, len(got[0]) // self.size)  # noqa: E731
+        then = lambda got: self._observe_hit(sequence, len(got[0]))  # noqa: E731
         return AnyOf("PREFIX-01", then, range_text=says, accepts=lambda got: len(got[0]) in counts)
+
+    def _tokens(self, sequence: int, layer: int, positions: list[int] | None) -> Expectation:
+        expected = super()._tokens(sequence, layer, positions)
+        first = len(self.committed[sequence][1]) // self.size * self.size  # of the copied tokens
+        if not (self.token_hits and self.last_change == "begin" and sequence in self.touched):
+            return expected
+        assert isinstance(expected, ExpectedArrays)
+        others = expected.clause_at
+
+        def clause_at(index: tuple[int, ...], got: NDArray) -> str:
+            position = index[0] if positions is None else positions[index[0]]
+            return "PREFIX-19" if position >= first or others is None else others(index, got)
+
+        return replace(expected, clause_at=clause_at)
 
     def expect_error(self, wrong: Errors) -> ExpectedError:
         refused = super().expect_error(wrong)
@@ -319,7 +366,7 @@ class Prefix(Paged):
 
     def chain(self, tokens: Sequence[int], label: Label) -> list[Key]:
         """Returns the key of each full block."""
-        return [(label.before(stop), tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
+        return self.states[0].chain((label, tuple(tokens)))
 
     def _rows(self, sequence: int, entry: int) -> list[list[Token]]:
         """Returns the tokens of a block in each layer."""
@@ -333,6 +380,11 @@ class Prefix(Paged):
             more(ok)
 
         return replace(expected, on_result=then)
+
+
+def _prompt(tokens: Sequence[int], label: Label) -> Key:
+    """A prompt without its last token, which is never part of a hit."""
+    return label, tuple(tokens[: max(0, len(tokens) - 1)])
 
 
 def media_errors(media: Sequence[Sequence[Any]], num_tokens: int) -> Errors:

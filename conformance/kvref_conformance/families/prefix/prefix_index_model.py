@@ -33,9 +33,22 @@ class Label(NamedTuple):
         return self._replace(media=tuple((a, min(b, position), content) for a, b, content in self.media if a < position))
 
 
-Key = tuple[Label, tuple[int, ...]]  # the tokens up to the end of the block, and their label
+Key = tuple[Label, tuple[int, ...]]  # the tokens up to the end of the block, and their label; also the tokens of a prompt
 Names = tuple[int, ...]  # the block names of a copy, one per layer
+Copy = tuple[Key, Names]
 MANY = 64  # the largest number of ways of one call that are followed
+
+
+class Found(NamedTuple):
+    """A possible hit. path: the copies of its full blocks. rest: the number of its tokens after them (PREFIX-19).
+
+    sources: the copies of the blocks that begin with these tokens. lost: copies that are known to be evicted if this is the hit.
+    """
+
+    path: Sequence[Names]
+    lost: Sequence[Copy] = ()
+    rest: int = 0
+    sources: Sequence[Names] = ()
 
 
 class PrefixIndexState(OwnershipState):
@@ -47,13 +60,14 @@ class PrefixIndexState(OwnershipState):
 
     total, size = 0, 1  # blocks of the pool, tokens per block
     any_order = False  # whether the declared order of eviction is not that of PREFIX-08
+    token_hits = False  # whether hits contain tokens after their full blocks (PREFIX-19)
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers)
         self.index: dict[Key, list[Names]] = {}
         self.evictable: dict[int, tuple[int, int]] = {}
         self.unsure: set[int] = set()
-        self.hits: dict[int, int] = {}  # sequence -> its hit in blocks, while the hit was not observed
+        self.hits: dict[int, int] = {}  # sequence -> its hit, while the hit was not observed
         self.orphans: bool | None = None
         self.time = self.settled = 0
 
@@ -175,39 +189,62 @@ class PrefixIndexState(OwnershipState):
             del self.index[key]
         self._tidy()
 
-    def paths(self, keys: Sequence[Key]) -> list[tuple[list[Names], list[Names]]]:
-        """Returns the possible hits: (copies of the found blocks, copies of the next block, then known to be evicted)."""
+    def chain(self, prompt: Key) -> list[Key]:
+        """Returns the key of each full block of a prompt."""
+        return [start_of(prompt, stop) for stop in range(self.size, len(prompt[1]) + 1, self.size)]
+
+    def possible_hits(self, prompt: Key) -> list[Found]:
+        """Returns the possible hits of a prompt, without its last token."""
         going: list[list[Names]] = [[]]
-        ended: list[tuple[list[Names], list[Names]]] = []
-        for key in keys:
+        ended: list[Found] = []
+        for key in self.chain(prompt):
             copies = self.index.get(key, [])
             if all(self.unsure & {*names} for names in copies):
-                ended += [(path, copies) for path in going]
+                ended += [Found(path, [(key, names) for names in copies]) for path in going]
             going = [[*path, names] for path in going for names in copies]
             if len(going) > MANY:
                 raise TooManyStates("too many copies of a prefix")
             if not going:
-                return ended
-        return ended + [(path, []) for path in going]
+                break
+        ended += [Found(path) for path in going]
+        return [longer for found in ended for longer in self._with_rest(found, prompt)] if self.token_hits else ended
 
-    def begin(self, sequence: int, keys: Sequence[Key], path: list[Names], lost: list[Names], entries: int) -> None:
+    def _with_rest(self, found: Found, prompt: Key) -> list[Found]:
+        """Returns a hit of full blocks with each possible number of tokens after them, the most tokens first."""
+        start, lost, longer = len(found.path) * self.size, list(found.lost), list[Found]()
+        copies: dict[int, list[Copy]] = {}  # by the number of tokens that the block and the prompt have in common
+        for key, each in self.index.items():
+            if len(key[1]) == start + self.size and (common := num_common(key, prompt)) > start:
+                copies.setdefault(common - start, []).extend((key, names) for names in each if (key, names) not in lost)
+        for rest, sources in sorted(copies.items(), reverse=True):
+            if sources:
+                longer.append(Found(found.path, list(lost), rest, [names for _, names in sources]))
+            if any(not self.unsure & {*names} for _, names in sources):
+                return longer
+            lost += sources
+        return [*longer, Found(found.path, lost)]
+
+    def length_of(self, found: Found) -> int:
+        return len(found.path) * self.size + found.rest
+
+    def begin(self, sequence: int, found: Found, entries: int) -> None:
         """Creates a sequence that shares the blocks of its hit."""
-        for names in lost:
-            self.evict_copy(keys[len(path)], names)
-        self.tables[sequence] = [list(names) for names in path]
-        self.hits[sequence] = len(path)
+        for key, names in found.lost:
+            self.evict_copy(key, names)
+        self.tables[sequence] = [list(names) for names in found.path]
+        self.hits[sequence] = self.length_of(found)
         self.forget()
-        self.extend({sequence: entries - len(path)})
+        self.extend({sequence: entries - len(found.path)})
 
-    def observe_hit(self, keys: Sequence[Key], hit: int) -> bool:
-        """Records that `hit` blocks were found. Returns False if this state does not allow it."""
-        if (found := next(((path, lost) for path, lost in self.paths(keys) if len(path) == hit), None)) is None:
+    def observe_hit(self, prompt: Key, hit: int) -> bool:
+        """Records that `hit` tokens were found. Returns False if this state does not allow it."""
+        if (found := next((each for each in self.possible_hits(prompt) if self.length_of(each) == hit), None)) is None:
             return False
-        for names in found[1]:
-            self.evict_copy(keys[hit], names)
-        for key in keys[:hit]:
-            if len(self.index[key]) == 1:
-                self.unsure -= {*self.index[key][0]}
+        for key, names in found.lost:
+            self.evict_copy(key, names)
+        for copies in (*(self.index[key] for key in self.chain(prompt)[: len(found.path)]), found.sources):
+            if len(copies) == 1:
+                self.unsure -= {*copies[0]}
         return True
 
     def commits(self, sequence: int, first: int, keys: Sequence[Key]) -> list[list[Names]]:
@@ -255,9 +292,20 @@ class Hit(AnyOf):
             raise ClauseViolation(op, self.range_text, format_value(ok), self.clause_of(ok))
 
 
+def start_of(key: Key, length: int) -> Key:
+    """Returns the first tokens of a prompt, with their label."""
+    return key[0].before(length), key[1][:length]
+
+
+def num_common(key: Key, other: Key) -> int:
+    """Returns the number of leading tokens that two prompts have in common, in the sense of PREFIX-18 (a)."""
+    longest = min(len(key[1]), len(other[1]))
+    return next(length for length in range(longest, -1, -1) if not length or start_of(key, length) == start_of(other, length))
+
+
 def follows(key: Key, other: Key) -> bool:
     length = len(other[1])
-    return len(key[1]) > length and (key[0].before(length), key[1][:length]) == other
+    return len(key[1]) > length and start_of(key, length) == other
 
 
 def same_bits(tokens: list[list[Token]], other: list[list[Token]]) -> bool:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.families.paged.soak_driver import CHUNK, PagedSoakDriver, SoakPagedCache, SoakSequence
+from kvref_conformance.families.prefix.fixture import has_token_hits
 from kvref_conformance.soak.cache_workload import WorkloadEvent
 from kvref_conformance.testlib.assertions import assert_equal, assert_true, raises
 from kvref_conformance.testlib.tagged_content import PREFIXES, SequenceContent
@@ -14,6 +15,11 @@ APART = 2**24  # larger than any position, so that streams have different tokens
 
 class SoakPrefixCache(SoakPagedCache):
     """Sequences that can share blocks. `free` is then a lower bound, and everything that fits by it does fit."""
+
+    @property
+    def unit(self) -> int:
+        """The number of tokens of which each hit is a multiple."""
+        return 1 if has_token_hits(self.subject) else self.size
 
     @property
     def most_free(self) -> int:
@@ -39,8 +45,8 @@ class SoakPrefixCache(SoakPagedCache):
         one = self._add(number, self.cache.begin(tokens), content)
         one.lengths = [self.cache.length(one.id, layer) for layer in self.layers]
         assert_equal(one.lengths, one.lengths[:1] * len(one.lengths), f"length of each layer of sequence {number} after begin")
-        right = least <= one.lengths[0] <= most and one.lengths[0] % self.size == 0
-        says = f"a multiple of {self.size}, at least {least} and at most {most}"
+        right = least <= one.lengths[0] <= most and one.lengths[0] % self.unit == 0
+        says = f"a multiple of {self.unit}, at least {least} and at most {most}"
         assert_true(right, f"the hit of sequence {number}", says, one.lengths[0])
         if found is not None:
             assert_equal(one.lengths[0], found, f"the hit of sequence {number}, which match returned just before")
@@ -51,8 +57,8 @@ class SoakPrefixCache(SoakPagedCache):
         """Returns the least and the largest possible hit of a new request. Blocks of live sequences must be found."""
         prefix = content.runs[0].stream
         beside = [min(each.shared, each.committed) for each in self.live.values() if each.content.runs[0].stream == prefix]
-        most = min(shared, count - 1) // self.size
-        return min(most, max(beside, default=0) // self.size) * self.size, most * self.size
+        most = min(shared, count - 1) // self.unit * self.unit
+        return min(most // self.size, max(beside, default=0) // self.size) * self.size, most
 
     def commit(self, number: int) -> None:
         """Commits every token that is written in all layers."""

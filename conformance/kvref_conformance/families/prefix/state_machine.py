@@ -1,6 +1,8 @@
 """The state machine of the family `prefix`, which includes the rules of the paged cache."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,11 +11,12 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.families.paged.state_machine import DTYPE, SEQUENCE, PagedStateMachine
 from kvref_conformance.families.paged.table_model import stored
 from kvref_conformance.families.prefix.model import Prefix
-from kvref_conformance.families.prefix.prefix_index_model import Label
+from kvref_conformance.families.prefix.prefix_index_model import Key, Label, PrefixIndexState
 from kvref_conformance.fuzz.base_machine import choose_one, make_pair
 from kvref_conformance.fuzz.row_generators import row_kinds
 from kvref_conformance.fuzz.state_registry import ModelCall, register_error_states, state
 from kvref_conformance.implementation_api import NDArray
+from kvref_conformance.oracle.reference_model import TooManyStates
 from kvref_conformance.testlib.tagged_content import content_pair
 
 LONG = 10  # tokens of a prompt
@@ -40,6 +43,11 @@ def with_placeholders(tokens: list[int], media: Sequence[tuple[int, int, str]] =
     """Returns the tokens with a placeholder at each position of the media."""
     covered = {position for start, stop, _ in media for position in range(start, stop)}
     return [PLACEHOLDER if position in covered else token for position, token in enumerate(tokens)]
+
+
+def key_of(tokens: list[int], salt: str = "", adapter: str = "", media: Iterable[Sequence[Any]] = ()) -> Key:
+    """Returns a prompt without its last token."""
+    return Label(salt, adapter, tuple((start, stop, content) for start, stop, content in media)), tuple(tokens[:-1])
 
 
 class PrefixStateMachine(PagedStateMachine):
@@ -137,8 +145,30 @@ class PrefixStateMachine(PagedStateMachine):
             self.serve(sequence, len(tokens))
         if drop and self.going and begun:
             self.call("drop", self.objects[0], sequence=begun[0])
+        if begun and self.going and self.prefix_model.token_hits:
+            self.begin_inside_a_block(tokens, branch, fill=drop, **labelled)
 
     begin_more = begin
+
+    def begin_inside_a_block(self, tokens: list[int], back: int, fill: bool, **labelled: Any) -> None:
+        """Begins a prompt that differs from another one inside its last full block. fill: whether it needs all free blocks."""
+        model = self.prefix_model
+        size, state = model.size, model.states[0]
+        end = len(tokens) // size * size
+        if size > 1 and end and len(model.sequences) < self.subject.size("sequences", 99):
+            self.fresh += 1
+            at = end - 1 - back % (size - 1)
+            other = with_placeholders([*tokens[:at], self.fresh, *tokens[at + 1 :]], **labelled)
+            if fill:
+                with suppress(TooManyStates):
+                    hit = max(state.possible_hits(key_of(other, **labelled)), key=state.length_of)
+                    found = list(chain.from_iterable(hit.path))
+                    free = model.total - state.used() - sum(name in state.evictable for name in found)
+                    other += [self.fresh] * ((len(found) + free) // self.layers * size - len(other))
+            sequence = self.call("begin", self.objects[0], tokens=other, **labelled)
+            if sequence is not None:
+                self.plans[sequence] = other
+                self.serve(sequence, len(other))
 
     def serve(self, sequence: int, count: int) -> None:
         tokens = self.plans.get(sequence, [])[:count]
@@ -263,8 +293,8 @@ def media_of(call: ModelCall) -> tuple[tuple[int, int, str], ...]:
 def asked(call: ModelCall) -> tuple[Prefix, int]:
     """Returns the model before begin, and the number of blocks of the hit."""
     model: Prefix = call.model
-    keys = model.chain(call.args["tokens"][:-1], Label(call.args.get("salt", ""), call.args.get("adapter", ""), media_of(call)))
-    return model, max(len(path) for possible in model.states for path, _ in possible.paths(keys))
+    prompt = key_of(**call.args)
+    return model, max(len(found.path) for possible in model.states for found in possible.possible_hits(prompt))
 
 
 @state("prefix", "begin")
@@ -327,6 +357,42 @@ def media_are_cut(call: ModelCall) -> bool:
     start = call.args["length"] if call.op == "prefix.truncate" else call.args["start"]
     media = model.committed[call.args["sequence"]][0].media
     return bool(media) and media[-1][1] > start and start < len(model.committed[call.args["sequence"]][1])
+
+
+def sources_of(call: ModelCall) -> list[tuple[PrefixIndexState, set[int]]]:
+    """Returns the blocks that begin can copy, in each possible state before it."""
+    hits = [(possible, found) for possible in call.model.states for found in possible.possible_hits(key_of(**call.args))]
+    return [(possible, {name for names in found.sources for name in names}) for possible, found in hits if found.rest]
+
+
+# Of caches that declare token hits.
+
+
+@state("prefix", "begin")
+def a_hit_ends_inside_a_block(call: ModelCall) -> bool:
+    return bool(sources_of(call))
+
+
+@state("prefix", "begin")
+def a_copied_block_is_in_use(call: ModelCall) -> bool:
+    return any(name not in possible.evictable for possible, names in sources_of(call) for name in names)
+
+
+@state("prefix", "begin")
+def a_copied_block_is_evicted(call: ModelCall) -> bool:
+    """Every free block is needed."""
+    model: Prefix = call.model
+    entries = -(-len(call.args["tokens"]) // model.size)
+    hit = asked(call)[1]
+    return any(
+        names & possible.evictable.keys() and model.total - possible.used() == model.layers * (entries - hit)
+        for possible, names in sources_of(call)
+    )
+
+
+@state("prefix", "begin", raising="OutOfBlocks")
+def a_hit_inside_a_block_does_not_fit(call: ModelCall) -> bool:
+    return bool(sources_of(call))
 
 
 @state("prefix", "reset")
