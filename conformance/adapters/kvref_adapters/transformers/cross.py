@@ -1,10 +1,10 @@
 """Adapters of Hugging Face transformers' EncoderDecoderCache: BART's attention and, next to it, the tokens of a padded batch.
 
-`write_source` and `attend_source` are the forward pass of `BartAttention`, with slices and identities as its projections. The pass
-writes the cross-attention cache if the layer's flag in `is_updated` is not set, and otherwise ignores the encoder's outputs. Which
-columns are entries is in an encoder mask beside the cache, as the caller of `generate` passes it; the library makes the mask of the
-attention from it. `clear` is `reset`, of a batch of one row. The tokens are those of a padded batch (`batches.py`) in the
-self-attention cache. The adapters validate nothing.
+`write_source` and `attend_source` are the forward pass of `BartAttention`, with slices and identities as its projections. The
+pass writes the cross-attention cache if the layer's flag in `is_updated` is not set, and otherwise ignores the encoder's outputs.
+The columns that are entries are in an encoder mask beside the cache, as the caller of `generate` passes it; the library makes the
+mask of the attention from it. `clear` is `reset`, of a batch of one row. The tokens are those of a padded batch (`batches.py`) in
+the self-attention cache. The adapters validate nothing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""BART: a static cross-attention cache with more columns than the encoder's outputs; then the flag of Whisper after a failed write."""
+"""BART: a static cross-attention cache larger than the encoder's outputs. Whisper: the flag after a write that raises."""
 
 import torch
 from transformers import BartConfig, BartForConditionalGeneration, DynamicCache, EncoderDecoderCache, StaticCache, WhisperConfig
@@ -30,4 +30,5 @@ try:
     attention(torch.ones(1, 1, 8), torch.randn(1, 6, 8), cache)
 except IndexError as raised:
     print(f"Whisper, 6 columns in a cache of 4: {raised}")
-print(f"is_updated = {cache.is_updated}; the cache that the next call reads: {cache.cross_attention_cache.layers[0].keys.unique()}")
+layer = cache.cross_attention_cache.layers[0]
+print(f"is_updated = {cache.is_updated}; the next call reads values of {layer.values.unique()}")
