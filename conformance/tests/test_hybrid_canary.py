@@ -473,7 +473,8 @@ class InLlamaCpp:
     """A hybrid canary in llama.cpp, with sequences by number."""
 
     def __init__(self, architecture, file):
-        from kvref_adapters.llama_cpp.engine import BatchRow, LlamaContext, LlamaModel
+        from kvref_adapters._shared.llama_sessions import BatchRow
+        from kvref_adapters.llama_cpp.engine import LlamaContext, LlamaModel
 
         file.write_bytes(hybrid_gguf.hybrid_gguf_file(architecture, "float32"))
         sizes = {"n_ctx": 2048, "n_batch": 512, "n_seq_max": 8}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from kvref.canary import FIRST_WORD
 from kvref.canary.hybrid import WORDS, continued_text, prompt_length
-from kvref_adapters.llama_cpp.engine import BatchRow, LlamaContext, LlamaModel  # the functions of llama.h
+from kvref_adapters._shared.llama_sessions import BatchRow
+from kvref_adapters.llama_cpp.engine import LlamaContext, LlamaModel  # the functions of llama.h
 from kvref_canary.files.gguf import write_gguf
 from kvref_canary.files.hybrid_gguf import hybrid_gguf_file
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from kvref.canary import BOS, FIRST_WORD, sized
-from kvref_adapters.llama_cpp.engine import BatchRow, LlamaContext, LlamaModel  # the functions of llama.h
+from kvref_adapters._shared.llama_sessions import BatchRow
+from kvref_adapters.llama_cpp.engine import LlamaContext, LlamaModel  # the functions of llama.h
 from kvref_canary.files import gguf
 
 canary = sized(num_layers=2, num_kv_heads=2, num_query_heads=4, head_dim=64, context=128, period=32, window=0)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, StaticCache
+from transformers import Cache, DynamicCache, LlamaConfig, StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_causal_mask
 
@@ -33,7 +33,7 @@ class TransformersBatchStatic(_TransformersCaches):
     name = "transformers-batch-static"
 
     def ragged(self, **config: Any) -> "TransformersBatchLayer":
-        _check_sizes(config)
+        check_sizes(config)
         return TransformersBatchLayer(StaticCache(MODEL, max_cache_len=2 * config["max_tokens"] + SPARE), config)
 
 
@@ -43,7 +43,7 @@ MODEL = LlamaConfig(num_hidden_layers=1, attn_implementation="sdpa")
 
 class TransformersBatchLayer:
     def __init__(self, cache: Any, config: dict[str, Any]) -> None:
-        _check_sizes(config)
+        check_sizes(config)
         self._cache, self._config = cache, config
         self._mask = torch.zeros(config["batch_size"], 0, dtype=torch.bool)  # which columns are tokens
         self._last: Any = None  # of the last append: mask, keys, values, and the column after each row's last token
@@ -51,6 +51,11 @@ class TransformersBatchLayer:
     @property
     def batch_size(self) -> int:
         return len(self._mask)
+
+    @property
+    def _tokens(self) -> Cache:
+        """The cache with the keys and values of the tokens."""
+        return self._cache
 
     def length(self, row: int) -> int:
         self._check_rows([row])
@@ -69,9 +74,9 @@ class TransformersBatchLayer:
         if mask.shape[1] > 2 * self._config["max_tokens"] + SPARE:
             raise NotOffered("more columns than the cache was created for")
         embeds = torch.zeros(self.batch_size, columns, 1)  # only its shape is used
-        seen = create_causal_mask(config=MODEL, inputs_embeds=embeds, attention_mask=mask, past_key_values=self._cache)
+        seen = create_causal_mask(config=MODEL, inputs_embeds=embeds, attention_mask=mask, past_key_values=self._tokens)
         try:
-            keys, values = self._cache.update(keys, values, 0)
+            keys, values = self._tokens.update(keys, values, 0)
         except (RuntimeError, IndexError, ValueError) as error:
             said = str(error)
             raise (DtypeMismatch if "dtype" in said or "scalar type" in said else ShapeMismatch)(said) from error
@@ -81,26 +86,26 @@ class TransformersBatchLayer:
     def filter(self, rows: Sequence[int]) -> None:
         self._check_rows(rows)
         at = torch.tensor(list(rows))
-        if isinstance(self._cache, DynamicCache):
+        if isinstance(self._tokens, DynamicCache):
             self._cache.batch_select_indices(at)
         else:
             self._cache.reorder_cache(at)
         self._mask, self._last = self._mask[at], None
 
     def trim(self, counts: Sequence[int]) -> None:
-        count = counts[0]
-        if len({*counts}) != 1 or len(counts) != self.batch_size or count < 0:
+        if len({*counts}) != 1 or len(counts) != self.batch_size or counts[0] < 0:
             raise NotOffered("trimming rows by different or negative numbers: `crop` removes columns of all rows")
+        count = counts[0]
         if not self._mask[:, self._mask.shape[1] - count :].all() or count > self._mask.shape[1]:
             raise NotOffered("trimming columns that are not tokens of all rows")
-        if not isinstance(self._cache, DynamicCache):
+        if not isinstance(self._tokens, DynamicCache):
             raise NotOffered("trimming a StaticCache")
         self._cache.crop(-count)
         self._mask, self._last = self._mask[:, : self._mask.shape[1] - count], None
 
     def read(self, row: int) -> tuple[Any, Any]:
         self._check_rows([row])
-        layers = self._cache.layers
+        layers = self._tokens.layers
         if not layers or layers[0].keys is None or not self._mask.shape[1]:
             none = torch.zeros(self._config["num_kv_heads"], 0, self._config["head_dim"])
             return none, none
@@ -130,7 +135,7 @@ class TransformersBatchLayer:
             raise NotOffered("rejecting invalid rows, or none: the caller selects rows of tensors")
 
 
-def _check_sizes(config: dict[str, Any]) -> None:
+def check_sizes(config: dict[str, Any]) -> None:
     for name, value in config.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise NotOffered(f"validation of {name}, which the library does not take as an argument")
