@@ -47,8 +47,9 @@ ENDED: list[LLMEngine | LLM] = []  # engines that have raised an error: their re
 class Vllm(EngineAdapter):
     """With prefix caching and prefill in chunks.
 
+    cache_dtype: the format of the cache, if it is not `dtype`. chunks: whether prompts are computed in chunks.
     few_blocks: whether concurrent requests are preempted for lack of blocks. own_process: whether each engine has a process.
-    cache_dtype: the format of the cache, if it is not `dtype`. requests: arguments that successive requests add, in turn.
+    requests: arguments that successive requests add, in turn.
     """
 
     name = "vllm"
@@ -57,6 +58,7 @@ class Vllm(EngineAdapter):
     project = "vllm"
     dtype: ClassVar[str] = "float32"
     cache_dtype: ClassVar[str] = ""
+    chunks: ClassVar[bool] = True
     few_blocks: ClassVar[bool] = False
     own_process: ClassVar[bool] = False
     requests: ClassVar[tuple[dict[str, Any], ...]] = ({},)
@@ -116,8 +118,8 @@ class Vllm(EngineAdapter):
         defaults: dict[str, Any] = {
             "model": str(folder), "dtype": self.dtype, "max_model_len": canary.context, "block_size": BLOCK,
             "num_gpu_blocks_override": blocks + 1,  # one is the null block
-            "max_num_seqs": 8, "max_num_batched_tokens": BATCH, "enable_prefix_caching": True,
-            "enable_chunked_prefill": True, "enforce_eager": True, "skip_tokenizer_init": True,
+            "max_num_seqs": 8, "max_num_batched_tokens": BATCH if self.chunks else canary.context, "enable_prefix_caching": True,
+            "enable_chunked_prefill": self.chunks, "enforce_eager": True, "skip_tokenizer_init": True,
         }  # fmt: skip
         return defaults | self.options
 
@@ -172,7 +174,7 @@ class VllmWindows(Vllm):
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "VllmEngine":
         if not any(canary.windows):
-            width = max(2, *canary.offsets[: canary.num_layers - 1]) + 1
+            width = max(canary.offsets[: canary.num_layers - 1], default=1) + 1
             canary = replace(canary, windows=(*[width] * (canary.num_layers - 1), None))
         return super().loaded(canary, folder, cache_tokens)
 
@@ -202,9 +204,13 @@ class VllmLogprobs(Vllm):
 
 
 class VllmSeeds(Vllm):
-    """Every second request has a seed, and a temperature at which no other token than the greedy one is possible."""
+    """Every second request has a seed, and a temperature at which no other token than the greedy one is possible.
+
+    Prompts are computed as a whole: with a seed, one in chunks ends the engine (findings.md).
+    """
 
     name = "vllm-seeds"
+    chunks = False
     requests: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"seed": 1, "temperature": ALMOST_ZERO})
 
 
