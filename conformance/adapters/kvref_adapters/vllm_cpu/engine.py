@@ -31,7 +31,7 @@ from kvref_conformance.families.engine.stateless_adapter import WholePrompts
 Engines = tuple[LLMEngine | LLM, ...]  # those that serve one session together
 BLOCK = 32  # tokens per block; on a CPU a multiple of 32
 BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
-STEPS = 3  # of an engine between two calls of `between_steps`
+STEPS = 3  # of an engine between two calls of `between_steps`, beside those that compute a prompt of a whole context
 ALMOST_ZERO = 0.001  # a temperature at which no other token than the greedy one is possible
 SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests are preempted
 STATES = 4  # blocks for the recurrent state of one sequence: the current one and the one before, in at most two groups of layers
@@ -64,7 +64,10 @@ class Vllm(EngineAdapter):
     requests: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
     def between_steps(self, engine: LLMEngine) -> None:
-        """Called after every third step of an engine. A variant can do here what must not change any token."""
+        """Called after every n-th step of an engine. A variant can do here what must not change any token.
+
+        n: by 3 more than the steps that compute the longest prompt, so that requests that start again finish.
+        """
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "VllmEngine":
         if canary.head_dim not in HEAD_DIMS:
@@ -222,7 +225,7 @@ class VllmSalts(Vllm):
 
 
 class VllmResets(Vllm):
-    """Empties the prefix cache after every third step. Running requests are preempted and computed anew."""
+    """Empties the prefix cache every few steps. Running requests are preempted and computed anew."""
 
     name = "vllm-resets"
 
@@ -232,7 +235,7 @@ class VllmResets(Vllm):
 
 
 class VllmSleeps(Vllm):
-    """Sleeps and wakes up after every third step. On a CPU, no memory is freed, but caches are emptied as by a reset."""
+    """Sleeps and wakes up every few steps. On a CPU, no memory is freed, but caches are emptied as by a reset."""
 
     name = "vllm-sleeps"
 
@@ -403,7 +406,7 @@ class VllmEngine(WholePrompts):
         with self._ending():
             outputs = list(self._engine.step())
             VllmEngine.steps += 1
-            if VllmEngine.steps % STEPS == 0:
+            if VllmEngine.steps % (-(-self.canary.context // BATCH) + STEPS) == 0:
                 self._adapter.between_steps(self._engine)
         return outputs
 
