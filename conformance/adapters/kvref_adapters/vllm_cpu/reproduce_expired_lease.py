@@ -41,6 +41,6 @@ if __name__ == "__main__":
         for other in range(4):  # needs the blocks of the prompt, if they are free
             generate(prefill, [BOS, *range(FIRST_WORD + 80 - 20 * other, FIRST_WORD + 80 - 20 * other + 99)], 1, None)
         answer, _ = generate(decode, prompt, 10, sent)
-        expected = prompt[-31:][:10]  # the canary repeats itself after 32 tokens
-        wrong = sum(token != right for token, right in zip(answer, expected[:10], strict=True))
+        expected = prompt[-32:][:10]  # the canary repeats itself after 32 tokens
+        wrong = sum(token != right for token, right in zip(answer, expected, strict=True))
         print(f"read {seconds} seconds after the prefill, with a lease of {LEASE}: {wrong} of 10 tokens are wrong", flush=True)
