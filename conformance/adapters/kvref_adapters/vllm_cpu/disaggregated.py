@@ -29,15 +29,15 @@ class VllmNixl(VllmOfOwnProcess):
         return tuple(engines)
 
     def _sessions(self, canary: AnyCanary, engines: Engines) -> "PrefillDecodeEngine":
-        return PrefillDecodeEngine(canary, *engines)
+        return PrefillDecodeEngine(canary, self, *engines)
 
 
 class PrefillDecodeEngine(VllmEngine):
     """`_engine` of the base class is the decode engine."""
 
-    def __init__(self, canary: AnyCanary, prefill: Any, decode: Any) -> None:
-        super().__init__(canary, decode)
-        self._prefill = VllmEngine(canary, prefill)
+    def __init__(self, canary: AnyCanary, adapter: VllmNixl, prefill: Any, decode: Any) -> None:
+        super().__init__(canary, adapter, decode)
+        self._prefill = VllmEngine(canary, adapter, prefill)
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """Compute all prompts together, then decode all of them together."""
