@@ -8,6 +8,8 @@ import pytest
 import kvref
 from kvref.errors import ConfigError, TokenMismatch
 from kvref.prefix import block_keys
+from kvref_conformance.implementations import load_implementation
+from kvref_conformance.runner.check_runner import CheckRunner, select_checks, verdict_of
 
 RNG = np.random.default_rng(4)
 
@@ -187,3 +189,14 @@ def test_of_a_copy_that_is_lost_no_more_blocks_are_taken_than_asked_for(count):
     cache.drop(sequence)
     taken = cache.pool.allocate_many(count)
     assert (len(set(taken.tolist())), len(taken), cache.num_free_blocks) == (count, count, 3 - count)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("numpy:token-hits", "passed"), ("reference:strict:token-hits", "passed"), ("numpy", "not offered")],
+)
+def test_token_hits_are_judged_where_they_are_declared(name, expected):
+    ((_, checks),) = select_checks("PREFIX-19").items()
+    judge = CheckRunner(load_implementation(name))
+    assert judge.implementation.name == name
+    assert verdict_of(judge.judge_clause([check for check in checks if check.run])) == expected
