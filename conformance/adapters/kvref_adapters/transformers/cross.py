@@ -44,7 +44,7 @@ def _static(config: dict[str, Any]) -> StaticCache:
     return StaticCache(MODEL, max_cache_len=2 * config["max_tokens"] + SPARE)
 
 
-class Part(torch.nn.Module):
+class Part(torch.nn.Module):  # type: ignore[misc]
     """Half of the encoder's features, in the place of a projection: its keys, or its values."""
 
     def __init__(self, which: int) -> None:
