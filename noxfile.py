@@ -45,7 +45,11 @@ HERE = _pythons()
 PINNED = ("-c", "constraints.txt")
 OLDEST_NUMPY = "2.1.0"  # the lower bound in pyproject.toml
 # The implementations to judge with each library. The reference on NumPy exercises NumPy most.
-JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference",), "strict": ("reference:strict",)}
+JUDGED = {
+    "numpy": ("reference", "numpy"),
+    "numpy-oldest": ("reference",),
+    "strict": ("reference:strict:token-hits",),
+}
 # For all runs but the first: more call sequences would not find differences between Pythons or libraries. Another seed might.
 OTHERWISE = ("--examples", "10", "--seed", "1")
 MUTATED = (
