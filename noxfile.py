@@ -81,7 +81,7 @@ OWN = {
     ),
 }
 LARGEST_TRACE = 200_000  # characters of a trace in docs/results
-ISOLATED = ("onnxruntime-multi-head",)  # implementations that may end their process
+ISOLATED = ("onnxruntime-multi-head", "ik_llama.cpp", "ik_llama.cpp-no-flash")  # they may end their process
 AXE = "axe-core@4.14.1"
 BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_answers", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")

@@ -191,7 +191,7 @@ def test_what_may_end_its_process_has_one_of_its_own(noxfile, results):
     session = Session(document())
     noxfile.others(session, "onnxruntime")
     apart = {command[2] for command in session.commands if "--isolate" in command}
-    assert apart == set(noxfile.ISOLATED)
+    assert apart == {"onnxruntime-multi-head"} and apart <= set(noxfile.ISOLATED)
 
 
 def test_a_large_trace_is_published_without_its_arrays(noxfile):
