@@ -14,11 +14,11 @@ DEFERRED: list[Any] = []  # for a state machine to find, between two calls with 
 REAL: list[Any] = []  # that no small size shows
 
 
-def bug(*clauses: str) -> Callable[[Any], Any]:
-    """Register a function that plants one bug; each of the clauses must fail with it."""
+def bug(*clauses: str, family: str = "") -> Callable[[Any], Any]:
+    """Register a function that plants one bug; each of the clauses must fail with it. family: whose checks alone must find it."""
 
     def register(plant: Any) -> Any:
-        BUGS.extend(pytest.param(plant, clause, id=f"{clause}-{plant.__name__}") for clause in clauses)
+        BUGS.extend(pytest.param(plant, clause, family, id=f"{clause}-{plant.__name__}") for clause in clauses)
         return plant
 
     return register

@@ -94,7 +94,7 @@ def a_fork_of_a_salted_sequence_has_none(patch):
         patch.setattr(cache, "fork", forking)
 
 
-@bug("LAW-18")
+@bug("LAW-18", family="grouped")
 def all_tokens_of_a_long_prompt_are_found(patch):
     find = GroupedCache._find_hit
     patch.setattr(

@@ -264,6 +264,6 @@ def hidden_tokens_have_a_large_negative_score(patch):
     )  # fmt: skip
 
 
-@bug("LAW-18")
+@bug("LAW-18", family="sparse")
 def a_selection_sorts_the_best_128_only(patch):
     in_source(patch, SELECT, 'kind="stable")[: self.config.top_k]', 'kind="stable")[: min(128, self.config.top_k)]')
