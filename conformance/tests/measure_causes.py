@@ -82,7 +82,7 @@ def measure_planted() -> Iterator[tuple[str, Any]]:
     from bugs import BUGS
 
     for bug in BUGS:
-        plant, clause = bug.values
+        plant, clause, _ = bug.values
         yield str(bug.id), lambda bug=bug, plant=plant, clause=clause: _measure_planted(str(bug.id), plant, clause)
 
 
