@@ -16,7 +16,7 @@
   const SAYS = {
     ...Object.fromEntries(both),
     "prefix.match": ({ config }, _, { touched }) =>
-      config.block_size * [...touched.values()].filter((kind) => kind === "found").length / config.num_layers,
+      [...touched.values()].reduce((sum, kind) => sum + (kind === "found" ? config.block_size : 1), 0) / config.num_layers,
     "blocks.num_free": (pool) => pool.blocks.filter((block) => !block.held).length,
     "blocks.num_used": (pool) => pool.blocks.filter((block) => block.held).length,
     "blocks.references": (pool, args) => pool.blocks[args.block].held,

@@ -282,7 +282,7 @@
   // The keys of the full blocks of tokens. A key is a number for the tokens and media of a block and the key of the block before it.
   function keysOf(cache, { salt, adapter, media }, told) {
     const { block_size } = cache.config;
-    let before = JSON.stringify([salt, adapter]);
+    let before = keyBefore({ salt, adapter }, []);
     return range(0, entryOf(cache, told.length)).map((entry) => {
       const first = entry * block_size, next = first + block_size;
       const within = media.filter(([start, stop]) => start < next && stop > first)
@@ -295,6 +295,27 @@
   }
 
   const promptOf = ({ salt = "", adapter = "", media = [] }) => ({ salt, adapter, media }); // what a key contains beside tokens
+
+  // What is before the block after these: the key of the last one, or, of a first block, salt and adapter.
+  const keyBefore = ({ salt, adapter }, keys) => keys.at(-1) ?? JSON.stringify([salt, adapter]);
+
+  // What each position contains: its token, and the content and its part that it stands for.
+  const contents = ({ media }, told, start, stop) => told.slice(start, stop).map((token, index) => {
+    const position = start + index, item = media.find(([first, last]) => first <= position && position < last);
+    return `${token}:${JSON.stringify(item && [item[2], position - item[0]])}`;
+  });
+
+  // How many tokens after the full blocks of a hit a cached block begins with, and this block in each layer (PREFIX-19).
+  function rest(cache, told, prompt, copies) {
+    const { block_size } = cache.config, start = copies.length * block_size, none = { count: 0, blocks: [] };
+    const wanted = contents(prompt, told, start, Math.min(start + block_size, told.length - 1));
+    const last = keyBefore(prompt, copies.map(({ key }) => key));
+    return [...cache.copies.values()].flat().filter((copy) => copy.before === last).reduce((most, { content, blocks }) => {
+      const other = wanted.findIndex((each, slot) => each !== content[slot]);
+      const count = other < 0 ? wanted.length : other;
+      return count > most.count ? { count, blocks } : most;
+    }, none);
+  }
 
   function hit(cache, told, prompt) { // the longest prefix in cached blocks, but never all tokens (PREFIX-01)
     const copies = keysOf(cache, prompt, told.slice(0, -1)).map((key) => cache.copies.get(key)?.[0]);
@@ -313,13 +334,20 @@
           context.touch("found", cache.id, block);
         });
       }
-      sequence.lengths.fill(copies.length * cache.config.block_size);
+      const { count, blocks } = context.tokenHits ? rest(cache, told, prompt, copies) : { count: 0, blocks: [] };
+      const slots = blocks.map((block) => [...cache.blocks[block].slots]); // the new sequence can get the block itself
+      sequence.lengths.fill(copies.length * cache.config.block_size + count);
       sequence.told = { ...prompt, tokens: told.slice(0, sequence.lengths[0]), keys: copies.map(({ key }) => key) };
       ensure(cache, sequence, entries(cache, told.length), context);
+      slots.forEach((each, layer) => move(cache, sequence, layer, copies.length, each, sequence.tables[layer][copies.length], context));
     },
 
-    match(cache, { tokens: told, ...names }, { touch }) {
-      for (const { blocks } of hit(cache, list(told), promptOf(names))) blocks.forEach((block) => touch("found", cache.id, block));
+    match(cache, { tokens: given, ...names }, { touch, tokenHits }) {
+      const told = list(given), prompt = promptOf(names), copies = hit(cache, told, prompt);
+      for (const { blocks } of copies) blocks.forEach((block) => touch("found", cache.id, block));
+      if (!tokenHits) return;
+      const { count, blocks } = rest(cache, told, prompt, copies);
+      for (const block of blocks) for (const slot of range(0, count)) touch("read", cache.id, block, slot);
     },
 
     commit(cache, { sequence, tokens: given }, { touch }) {
@@ -328,7 +356,9 @@
       found.told.tokens = [...told];
       keysOf(cache, found.told, told).forEach((key, entry) => {
         if (entry < found.told.keys.length) return;
-        const copy = { key, blocks: found.tables.map((table) => table[entry]) };
+        const { block_size } = cache.config, first = entry * block_size;
+        const copy = { key, blocks: found.tables.map((table) => table[entry]), before: keyBefore(found.told, found.told.keys),
+          content: contents(found.told, told, first, first + block_size) };
         found.told.keys.push(key);
         if (copy.blocks.includes(NONE)) return;
         if (!cache.copies.has(key)) cache.copies.set(key, []);

@@ -13,6 +13,7 @@
     constructor(trace) {
       this.exchanges = trace.exchanges;
       this.replies = new Map(trace.exchanges.map(({ request, reply }) => [request.id, reply.ok]));
+      this.tokenHits = hasTokenHits(trace);
       this.known = this.learned();
       this.kept = new Map([[0, start()]]);
     }
@@ -43,8 +44,8 @@
       if (!done(reply) || !(family in FAMILIES)) return;
       const args = Object.fromEntries(Object.entries(request.args).map(([key, value]) => [key, this.value(value)]));
       const touch = (kind, ...place) => world.touched.set(place.join("/"), kind);
-      const context = { world, reply, args, touch, same, id: request.id, file: request.args.data?.reply, on: request.on, answer: answer(reply),
-        block: (...place) => block([request.id, ...place].join("/")) };
+      const context = { world, reply, args, touch, same, tokenHits: this.tokenHits, id: request.id, file: request.args.data?.reply,
+        on: request.on, answer: answer(reply), block: (...place) => block([request.id, ...place].join("/")) };
       if (name === "new") {
         world.objects.set(request.id, { id: request.id, family, ...FAMILIES[family].new(args) });
         return;
@@ -79,6 +80,13 @@
   }
 
   const TABLED = ["paged", "prefix"];
+
+  // Whether hits end inside blocks (PREFIX-19): kvref's name for this choice, or a hit in a reply says it.
+  function hasTokenHits({ header, exchanges }) {
+    const sizes = new Map(exchanges.map(({ request }) => [request.id, request.args.block_size]));
+    return Boolean(header.implementation?.load?.endsWith(":token-hits"))
+      || exchanges.some(({ request, reply }) => request.op === "prefix.match" && reply.ok % sizes.get(request.on) > 0);
+  }
   const start = () => ({ objects: new Map(), touched: new Map(), saved: new Map(), last: null });
 
   function answer({ ok, got, failed }) { // the integers in a correct reply, or undefined
