@@ -33,7 +33,6 @@ from kvref_conformance.oracle.reference_model import ReadCall
 
 class Prefix(Paged):
     family = "prefix"
-    token_hits = False  # whether hits contain tokens after their full blocks (PREFIX-19)
     clause_by_observation: ClassVar = Paged.clause_by_observation | {
         **{("begin", seen): "PREFIX-01" for seen in ("num_free_blocks", "length", "block_table")},
         **{("commit", seen): "PREFIX-10" for seen in ("num_free_blocks", "length", "block_table")},
@@ -57,7 +56,11 @@ class Prefix(Paged):
         super().apply_limits(switch)
         for state in self.states:
             state.any_order, state.token_hits = switch("other_eviction_order"), switch("token_hits")
-        self.token_hits = switch("token_hits")
+
+    @property
+    def token_hits(self) -> bool:
+        """Whether hits contain tokens after their full blocks (PREFIX-19)."""
+        return self.states[0].token_hits
 
     @property
     def states(self) -> list[PrefixIndexState]:
