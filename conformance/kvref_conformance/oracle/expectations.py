@@ -98,6 +98,16 @@ class AcceptedOrError(ExpectedError):
 
 
 @dataclass(frozen=True)
+class ExpectedOrError(AcceptedOrError):
+    """The expected result, or an error of one of these kinds."""
+
+    expected: Expectation = Expectation("")
+
+    def compare(self, ok: Any, op: str, level: Level) -> None:
+        self.expected.compare(ok, op, level)
+
+
+@dataclass(frozen=True)
 class ExactValue(Expectation):
     """A number, a string or statistics. It must be equal; a float only within the rounding of float32.
 
@@ -131,19 +141,21 @@ class AnyOf(Expectation):
     """A value that the implementation chooses, such as a new id.
 
     accepts: whether a value is permitted. range_text: which values are permitted, in words. details: returns the rest of these
-    words, if they are slow to compute. length: the length of a list, and the clause that a wrong length breaks.
+    words, if they are slow to compute. value_clause: the clause that a value which is not permitted breaks, if it is not
+    `clause`. length: the length of a list, and the clause that a wrong length breaks.
     """
 
     range_text: str = ""
     details: Callable[[], str] = lambda: ""
     accepts: Callable[[Any], bool] = lambda ok: True
+    value_clause: str = ""
     length: tuple[int, str] | None = None
 
     def compare(self, ok: Any, op: str, level: Level) -> None:
         if self.length and len(ok) != self.length[0]:
             raise ClauseViolation(op, f"a list of {self.length[0]}", f"a list of {len(ok)}: {format_value(ok)}", self.length[1])
         if not self.accepts(ok):
-            raise ClauseViolation(op, self.range_text + self.details(), format_value(ok), self.clause)
+            raise ClauseViolation(op, self.range_text + self.details(), format_value(ok), self.value_clause or self.clause)
 
     def to_json(self) -> dict[str, Any]:
         return {"chosen": self.range_text + self.details()}

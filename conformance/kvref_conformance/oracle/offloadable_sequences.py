@@ -10,8 +10,8 @@ from kvref_conformance.oracle.reference_model import ReferenceModel
 class OffloadableSequences(ReferenceModel):
     """Sequences and copies of their tokens.
 
-    sequence_clause, copy_clause: the clauses about unknown sequences and unknown handles. sequences: by id, an object with
-    `tokens`. copies: the tokens of each offloaded sequence, by handle. ids: all ids that were ever returned, by kind.
+    sequence_clause, copy_clause: the clauses about reused and unknown ids of sequences, and about handles. sequences: by id, an
+    object with `tokens`. copies: the tokens of each offloaded sequence, by handle. ids: all ids that were ever returned, by kind.
     """
 
     sequence_clause: ClassVar[str]
@@ -30,8 +30,11 @@ class OffloadableSequences(ReferenceModel):
         return id_errors(handle, self.copies, "KeyNotFound", self.copy_clause)
 
     def new_id(self, clause: str, name: str, change: Callable[[int], None], kind: str = "sequence") -> AnyOf:
-        """The reply of a call that returns a new id, and changes the model by it. kind: "sequence" or "handle"."""
-        used = self.sequences if kind == "sequence" else self.copies
+        """The reply of a call that returns an id never used before, and changes the model by it. kind: "sequence" or "handle".
+
+        clause: the clause that an error breaks. An id that was used before breaks `sequence_clause` or `copy_clause`.
+        """
+        used, broken = set(self.ids[kind]), self.sequence_clause if kind == "sequence" else self.copy_clause
 
         def then(id: int) -> None:
             self.ids[kind].add(id)
@@ -40,8 +43,8 @@ class OffloadableSequences(ReferenceModel):
         def accepts(id: Any) -> bool:
             return is_integer(id) and id >= 0 and id not in used
 
-        text = "the id of no live sequence" if kind == "sequence" else "the handle of no copy"
-        return AnyOf(clause, self.on_success(name, then), range_text=text, accepts=accepts)
+        text = f"an id never used before, not among {sorted(used)}"
+        return AnyOf(clause, self.on_success(name, then), range_text=text, accepts=accepts, value_clause=broken)
 
     def drop(self, sequence: Any) -> Expectation:
         if wrong := self.unknown(sequence):

@@ -14,6 +14,7 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import ClauseViolation, NotOffered
 from kvref_conformance.oracle.model_runner import UnknownObject
 from kvref_conformance.oracle.reference_model import ReferenceModel
+from kvref_conformance.testlib.assertions import assert_equal
 from kvref_conformance.testlib.fixtures import new_object
 from kvref_conformance.traces.checked_session import CheckedSession
 
@@ -78,6 +79,14 @@ class Session:
     def model(self) -> ReferenceModel:
         model: ReferenceModel = self._runner.models[self.cache.id]
         return model
+
+    def require_new_ids(self, create: Callable[[], Any]) -> None:
+        """Create a sequence and drop it, three times. Raises ClauseViolation if two of them have the same id."""
+        ids = list[int]()
+        for _ in range(3):
+            ids.append(int(create()))
+            self.cache.drop(ids[-1])
+        assert_equal(len(set(ids)), len(ids), f"number of different ids among {ids}")
 
     def look(self, *names: str) -> None:
         """Makes the calls that read lengths and contents, or the calls with these names. The model judges the replies.

@@ -8,8 +8,9 @@ from kvref_conformance.calls.subject import Subject
 from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import assert_equal, assert_same, assert_within, may_raise, raises
-from kvref_conformance.testlib.fixtures import new_object, random_tokens, supports
+from kvref_conformance.testlib.fixtures import new_object, random_tokens, require_sizes, supports
 from kvref_conformance.testlib.law_adapter import unknown_ids
+from kvref_conformance.testlib.production_sizes import affordable_tokens
 from kvref_conformance.testlib.registry import check
 from kvref_conformance.testlib.session import Session
 
@@ -33,10 +34,20 @@ class CompressedFixture(Session):
 
     def append(self, sequence: int, count: int) -> Arrays:
         new = self.tokens(count)
-        step = self.subject.size("tokens", max(1, count))
+        self.append_these(sequence, *new)
+        return new
+
+    def append_these(self, sequence: int, *new: NDArray) -> None:
+        step = self.subject.size("tokens", max(1, count := len(new[0])))
         for start in range(0, count, step):
             self.cache.append(sequence, *(part[start : start + step] for part in new))
-        return new
+
+    def truncate_to_every_shorter_length(self, sequence: int) -> None:
+        """Truncate by one token until none remains, or raise NotTruncatable, and judge all contents after each truncate."""
+        for length in reversed(range(self.cache.length(sequence))):
+            with may_raise("NotTruncatable"):
+                self.cache.truncate(sequence, length)
+            self.see()
 
     def see(self) -> None:
         """Judge all contents."""
@@ -111,6 +122,31 @@ def rows_are_rotated_for_their_first_token(subject: Subject) -> None:
         assert_within(got[group], want, np.full(dim, 1e-5), f"row {group}")
     fixture.append(fixture.sequence, 2)
     fixture.see()
+
+
+@check("COMPR-02b", "compressed")
+def rows_of_long_sequences_are_rotated_for_their_first_token(subject: Subject) -> None:
+    """Angles of thousands of radians, which must not be computed in float32.
+
+    All contributions of a group are equal, so that they are the row before its rotation. A float32 angle of 4096 to 8192 has an
+    error of up to 2**-12, and so has its sine. Otherwise, the error is that of ATTN-04 for 128 tokens, less than 2**-15, and
+    that of the rotation: 3 * 2**-24 with float64 angles (kvref.rope), and less than 2**-20 if an angle is reduced to [-pi, pi]
+    exactly and then rounded to float32.
+    """
+    fixture = CompressedFixture(subject, head_dim=16, rope_dim=16, window=128, ratio=128, max_tokens=2**15)
+    dim, ratio, rotated, length = fixture.dim, fixture.ratio, fixture.config["rope_dim"], fixture.config["max_tokens"]
+    frequencies = 160_000.0 ** (-np.arange(0, rotated, 2) / max(1, rotated))
+    if not (frequencies[1:] * (length - ratio) > 4096).any():  # the first frequency is 1, so that its angles are integers
+        raise NotOffered("sequences in which an angle is greater than 4096")
+    length = affordable_tokens(subject, length)
+    row = np.ones(dim, np.float32)
+    row[dim - rotated + 1 :: 2] = 0
+    fixture.append_these(fixture.sequence, *(np.tile(each, (length, 1)) for each in (row, row, 0 * row)))
+    angles = np.arange(length // ratio)[:, None] * ratio * frequencies
+    want = np.ones((len(angles), dim))
+    want[:, dim - rotated :: 2], want[:, dim - rotated + 1 :: 2] = np.cos(angles), np.sin(angles)
+    got = np.asarray(fixture.cache.read_rows(fixture.sequence))
+    assert_within(got, want, np.full(want.shape, 2.0**-14), f"rows of {length} tokens")
 
 
 @check("COMPR-02c", "compressed")
@@ -200,8 +236,10 @@ def truncate_restores_the_compressor_state(subject: Subject) -> None:
         fixture.append(fixture.sequence, fixture.ratio)
         fixture.see()
         fixture.cache.truncate(fixture.sequence, 0)
-        fixture.append(fixture.sequence, fixture.ratio + 1)
-        fixture.see()
+        fixture.append(fixture.sequence, count := fixture.ratio + 1)
+        for back in range(min(count, fixture.config["rollback"]) + 1):
+            fixture.cache.truncate(fixture.sequence, count - back)
+            fixture.see()
 
 
 @check("COMPR-05bc", "compressed")
@@ -216,6 +254,22 @@ def truncate_to_any_length_restores_or_raises(subject: Subject) -> None:
         for wrong in subject.integers(-1, 40):
             with raises("PositionOutOfRange"):
                 fixture.cache.truncate(fixture.sequence, wrong)
+
+
+@check("COMPR-05c", "compressed")
+def truncate_of_truncated_sequences_and_copies_restores_or_raises(subject: Subject) -> None:
+    """Tokens that a truncate removed have overwritten older ones, of which later truncates must not read anything."""
+    for removed in range(4):
+        for origin in ("itself", "a fork", "a restored copy"):
+            fixture = CompressedFixture(subject, 14)
+            cache, sequence = fixture.cache, fixture.sequence
+            with may_raise("NotTruncatable"):
+                cache.truncate(sequence, 14 - removed)
+            if origin == "a fork":
+                sequence = int(cache.fork(sequence))
+            elif origin == "a restored copy":
+                sequence = int(cache.restore(cache.offload(sequence)))
+            fixture.truncate_to_every_shorter_length(sequence)
 
 
 @check("COMPR-06ac", "compressed")
@@ -244,6 +298,22 @@ def forks_have_a_state_of_their_own(subject: Subject) -> None:
             fixture.cache.read_rows(fixture.sequence)
         fixture.append(child, 3)
         fixture.see()
+
+
+@check("COMPR-06d", "compressed")
+def ids_of_dropped_sequences_are_not_reused(subject: Subject) -> None:
+    fixture = CompressedFixture(subject, 4)
+    require_sizes(fixture.cache, num_blocks=2)
+    fixture.require_new_ids(fixture.cache.create)
+    fixture.require_new_ids(lambda: fixture.cache.fork(fixture.sequence))
+
+
+@check("COMPR-06d", "compressed")
+def restore_does_not_reuse_ids(subject: Subject) -> None:
+    fixture = CompressedFixture(subject, 4)
+    require_sizes(fixture.cache, num_blocks=2)
+    handle = fixture.cache.offload(fixture.sequence)
+    fixture.require_new_ids(lambda: fixture.cache.restore(handle))
 
 
 @check("COMPR-07ab", "compressed")
@@ -278,6 +348,11 @@ def discarded_copies_are_unknown(subject: Subject) -> None:
                 getattr(fixture.cache, name)(handle)
     fixture.cache.restore(second)
     fixture.see()
+    handles = [first, second]
+    for _ in range(3):
+        handles.append(int(fixture.cache.offload(fixture.sequence)))
+        fixture.cache.discard(handles[-1])
+    assert_equal(len(set(handles)), len(handles), f"number of different handles among {handles}")
 
 
 @check("COMPR-08ab", "compressed")

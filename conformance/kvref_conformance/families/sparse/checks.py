@@ -1,6 +1,6 @@
 """Checks of the chapter SPARSE. Index keys, index queries and weights are small integers, so that index scores are exact."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,25 @@ class SparseFixture(Session):
     def append(self, sequence: int, scores: Sequence[int]) -> tuple[NDArray, NDArray]:
         """Append tokens with these index scores, and return their keys and values."""
         new, index_keys = random_pair(self.subject, len(scores)), self.index_keys(scores)
-        step = self.subject.size("tokens", max(1, len(scores)))
-        for start in range(0, len(scores), step):
-            self.cache.append(sequence, *(part[start : start + step] for part in (*new, index_keys)))
+        self._append(sequence, *new, index_keys)
         if sequence == self.sequence:
             self.keys, self.values = (np.concatenate(parts) for parts in zip((self.keys, self.values), new, strict=True))
         return new
+
+    def append_number(self, value: float, count: int) -> None:
+        """Append tokens all of whose numbers are `value`, NaN or infinite, if the cache accepts them."""
+        rows = *random_pair(self.subject, count), self.index_keys([0] * count)
+        with may_raise("NonFinite"):
+            self._append(self.sequence, *(np.full_like(part, value) for part in rows))
+
+    def append_index_keys(self, index_keys: NDArray) -> None:
+        """Append tokens with these index keys to `sequence`."""
+        self._append(self.sequence, *random_pair(self.subject, len(index_keys)), index_keys)
+
+    def _append(self, sequence: int, *rows: NDArray) -> None:
+        step = self.subject.size("tokens", max(1, count := len(rows[0])))
+        for start in range(0, count, step):
+            self.cache.append(sequence, *(part[start : start + step] for part in rows))
 
     def query(self, count: int = 1) -> tuple[NDArray, NDArray]:
         """Index queries and weights for which the index score of a token is the first number of its index key."""
@@ -127,9 +140,7 @@ def select_chooses_the_largest_scores(subject: Subject) -> None:
 def select_adds_the_scores_of_heads(subject: Subject) -> None:
     fixture = SparseFixture(subject)
     index_keys = random_integers(subject, 5, 15, fixture.index_dim)
-    for start in range(0, 15, step := subject.size("tokens", 5)):
-        end = min(15, start + step)
-        fixture.cache.append(fixture.sequence, *random_pair(subject, end - start), index_keys[start:end])
+    fixture.append_index_keys(index_keys)
     for heads in (1, 2, 5):
         queries, weights = random_integers(subject, 4, 3, heads, fixture.index_dim), random_integers(subject, 3, 3, heads)
         got = np.asarray(fixture.cache.select(fixture.sequence, queries, weights))
@@ -169,13 +180,30 @@ def select_among_equal_scores(subject: Subject) -> None:
 @check("SPARSE-02d", "sparse")
 def select_of_random_numbers(subject: Subject) -> None:
     fixture = SparseFixture(subject)
-    index_keys = random_tokens(subject, 20, 1, fixture.index_dim)[:, 0]
-    for start in range(0, 20, step := subject.size("tokens", 10)):
-        end = min(20, start + step)
-        fixture.cache.append(fixture.sequence, *random_pair(subject, end - start), index_keys[start:end])
+    fixture.append_index_keys(random_tokens(subject, 20, 1, fixture.index_dim)[:, 0])
     queries = random_tokens(subject, 4, 2, fixture.index_dim)
     weights = random_tokens(subject, 4, 1, 2)[:, 0]
     fixture.cache.select(fixture.sequence, queries, weights)  # the model computes the exact scores and the bound
+
+
+@check("SPARSE-02d", "sparse")
+def select_distinguishes_close_scores(subject: Subject) -> None:
+    """Scores that differ by 4E, so that only one choice is within the bound. Rounded to float16 or bfloat16, nearly all are equal.
+
+    All numbers are positive, so that a score is the sum that E multiplies by (D + H + 1) 2**-23. The index key of each token is that of
+    the first token, multiplied by 1 + rank * (D + H + 1) 2**-21 and rounded to float32, which changes a score by at most E / 8.
+    """
+    fixture, heads = SparseFixture(subject), 2
+    ranks = [int(each) for each in subject.rng.permutation(20)]
+    queries, weights, first = (
+        subject.rng.uniform(1, 2, shape).astype(np.float32)
+        for shape in ((4, heads, fixture.index_dim), (4, heads), (1, fixture.index_dim))
+    )
+    factors = 1 + np.array(ranks)[:, None] * (fixture.index_dim + heads + 1) * 2.0**-21
+    fixture.append_index_keys((first * factors).astype(np.float32))
+    got = np.asarray(fixture.cache.select(fixture.sequence, queries, weights))
+    for row in got[:, : len(ranks)].tolist():
+        assert_equal(row, best(ranks, fixture.top_k), "selection among scores that differ by 4E")
 
 
 @check("SPARSE-03", "sparse")
@@ -190,10 +218,10 @@ def causal_select_ignores_later_tokens(subject: Subject) -> None:
 
 @check("SPARSE-03", "sparse")
 def causal_select_with_very_negative_scores(subject: Subject) -> None:
-    """Tokens that a query sees have scores far below 0; the token after them has the largest score."""
+    """Tokens that a query sees have scores far below 0, also below large negative numbers that hide tokens, as -1e9."""
     fixture = SparseFixture(subject, scores := list(range(12, 0, -1)))
     queries, weights = fixture.query(2)
-    chosen = np.asarray(fixture.cache.select(fixture.sequence, queries, -(2**20) * weights, True))[0]
+    chosen = np.asarray(fixture.cache.select(fixture.sequence, queries, np.float32(-(2.0**100)) * weights, True))[0]
     want = best([-score for score in scores[:11]], fixture.top_k)
     assert_equal(chosen.tolist(), want + [-1] * (fixture.top_k - len(want)), "selection of a causal query with negative scores")
 
@@ -319,7 +347,22 @@ def truncate_and_drop_remove_tokens(subject: Subject) -> None:
             getattr(cache, name)(sequence, *arguments)
 
 
-@check("SPARSE-06c", "sparse")
+@check("SPARSE-06b", "sparse")
+def ids_of_dropped_sequences_are_not_reused(subject: Subject) -> None:
+    subject.require_size(sequences=2)
+    fixture = SparseFixture(subject, [1, 2])
+    fixture.require_new_ids(fixture.cache.create)
+    fixture.require_new_ids(lambda: fixture.cache.fork(fixture.sequence))
+
+
+@check("SPARSE-06b", "sparse")
+def restore_does_not_reuse_ids(subject: Subject) -> None:
+    subject.require_size(sequences=2)
+    fixture = SparseFixture(subject, [1, 2])
+    handle = fixture.cache.offload(fixture.sequence)
+    fixture.require_new_ids(lambda: fixture.cache.restore(handle))
+
+
 def removed_index_keys_are_not_chosen(subject: Subject) -> None:
     fixture = SparseFixture(subject, [50 + each for each in range(20)], num_blocks=5)
     cache, sequence = fixture.cache, fixture.sequence
@@ -334,6 +377,34 @@ def removed_index_keys_are_not_chosen(subject: Subject) -> None:
     fixture.append(other, [60])
     cache.truncate(other, len(scores))
     fixture.selects(other, best(scores[::-1], fixture.top_k), what="after truncate")
+
+
+@check("SPARSE-06c", "sparse")
+def select_ignores_nan_and_infinity_in_removed_tokens(subject: Subject) -> None:
+    for fixture, scores, what in _sequences_after_removed_tokens(subject):
+        fixture.selects(fixture.sequence, best(scores, fixture.top_k), what=what)
+
+
+@check("LAW-05c", "sparse")
+def attend_ignores_nan_and_infinity_in_removed_tokens(subject: Subject) -> None:
+    for fixture, scores, _ in _sequences_after_removed_tokens(subject):
+        _attends(fixture, [best(scores, fixture.top_k)], causal=False)
+
+
+def _sequences_after_removed_tokens(subject: Subject) -> Iterator[tuple[SparseFixture, list[int], str]]:
+    """A fixture's sequence, the index scores of its tokens, and which tokens with NaN or infinities were removed before."""
+    for value in (np.nan, np.inf, -np.inf):
+        fixture = SparseFixture(subject)
+        cache, scores = fixture.cache, [3, 1, 2, 5, 4, 7, 6, 9, 8]
+        fixture.append_number(value, cache.config["num_blocks"] * cache.config["block_size"])
+        cache.drop(fixture.sequence)
+        fixture.sequence = int(cache.create())
+        fixture.append(fixture.sequence, scores)
+        yield fixture, scores, f"in memory of a dropped sequence whose numbers were all {value}"
+        for length in (9, 8, 7):
+            fixture.append_number(value, 2)
+            cache.truncate(fixture.sequence, length)
+            yield fixture, scores[:length], f"after truncate of tokens whose numbers were all {value}"
 
 
 @check("SPARSE-07ab", "sparse")
@@ -370,9 +441,11 @@ def discarded_copies_are_unknown(subject: Subject) -> None:
         for name in ("restore", "discard"):
             with raises("KeyNotFound"):
                 getattr(cache, name)(handle)
-    cache.offload(fixture.sequence)
-    with raises("KeyNotFound"):
-        cache.restore(first)
+    handles = [first, second]
+    for _ in range(3):
+        handles.append(int(cache.offload(fixture.sequence)))
+        cache.discard(handles[-1])  # the newest one
+    assert_equal(len(set(handles)), len(handles), f"number of different handles among {handles}")
     fixture.selects(int(cache.restore(second)), [0, 1, 2][: fixture.top_k], what="of a restored sequence")
     fixture.look()
 

@@ -1,6 +1,5 @@
 """The reference model of the family `sparse`: per sequence a list of tokens, each with three rows."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
@@ -15,6 +14,7 @@ from kvref_conformance.oracle.expectations import (
     Errors,
     Expectation,
     ExpectedArrays,
+    ExpectedOrError,
     UnjudgedReply,
     all_finite,
     array_errors,
@@ -42,7 +42,7 @@ class Token(NamedTuple):
 
 @dataclass
 class SparseSequence:
-    """A sequence. relatives: a number that related sequences share (SPARSE-08)."""
+    """A sequence. relatives: the id of the sequence from which it and its related sequences were forked (SPARSE-08)."""
 
     relatives: int
     tokens: list[Token]
@@ -64,7 +64,6 @@ class Sparse(OffloadableSequences):
         self.blocks, self.size, self.row = num_blocks, block_size, (num_kv_heads, head_dim)
         self.index_dim, self.top_k = index_dim, top_k
         self.sequences: dict[int, SparseSequence]
-        self.groups = 0  # numbers of related sequences
 
     def observations(self) -> list[ReadCall]:
         found: list[ReadCall] = [("num_free_blocks", {})]
@@ -87,20 +86,22 @@ class Sparse(OffloadableSequences):
     def num_free_blocks(self) -> Expectation:
         return expect_free_blocks(self.clause_of("num_free_blocks"), self.blocks, self.used())
 
-    def block_errors(self, used: Used, clause: str, then: Callable[[Any], None], expected: Expectation) -> Expectation:
+    def block_errors(self, used: Used, expected: Expectation) -> Expectation:
         """The expectation of a call after which between `used[0]` and `used[1]` blocks are in use; `expected` if they suffice."""
         if used[0] > self.blocks:
             return self.expect_error([("OutOfBlocks", "SPARSE-08")])
         if used[1] > self.blocks:
-            return AcceptedOrError(clause, then, kinds=("OutOfBlocks",), on_error=lambda: self.note_unchanged("refused"))
+            return ExpectedOrError(
+                expected.clause, expected.on_result, kinds=("OutOfBlocks",), on_error=lambda: self.note_unchanged("refused"),
+                expected=expected,
+            )  # fmt: skip
         return expected
 
     # Sequences.
 
     def _open(self, id: int, tokens: list[Token]) -> None:
-        """Add a sequence without relatives. An implementation may reuse ids, so an id does not tell relatives apart."""
-        self.groups += 1
-        self.sequences[id] = SparseSequence(self.groups, tokens)
+        """Add a sequence without relatives."""
+        self.sequences[id] = SparseSequence(id, tokens)
 
     def create(self) -> Expectation:
         def change(id: int) -> None:
@@ -118,7 +119,7 @@ class Sparse(OffloadableSequences):
 
         expected = self.new_id("SPARSE-05", "fork", change)
         fewest, most = self.used()
-        return self.block_errors((fewest, most + self.filled(len(parent.tokens))), "SPARSE-05", expected.on_result, expected)
+        return self.block_errors((fewest, most + self.filled(len(parent.tokens))), expected)
 
     def append(self, sequence: Any, keys: Any, values: Any, index_keys: Any) -> Expectation:
         given = (keys, (None, *self.row)), (values, (None, *self.row)), (index_keys, (None, self.index_dim))
@@ -132,7 +133,7 @@ class Sparse(OffloadableSequences):
         new = [Token(*rows) for rows in zip(*map(to_float32, (keys, values, index_keys)), strict=True)]
         then = self.on_success("append", lambda ok: self.sequences[sequence].tokens.extend(new))
         if all_finite(*map(np.asarray, (keys, values, index_keys))):
-            return self.block_errors(used, "SPARSE-01", then, Expectation("SPARSE-01", then))
+            return self.block_errors(used, Expectation("SPARSE-01", then))
         if used[0] > self.blocks:
             return self.expect_error([("OutOfBlocks", "SPARSE-08"), ("NonFinite", "LAW-14")])
         kinds = ("NonFinite", "OutOfBlocks") if used[1] > self.blocks else ("NonFinite",)
@@ -222,7 +223,7 @@ class Sparse(OffloadableSequences):
 
         expected = self.new_id("SPARSE-07", "restore", change)
         fewest, most = (each + self.filled(len(tokens)) for each in self.used())
-        return self.block_errors((fewest, most), "SPARSE-07", expected.on_result, expected)
+        return self.block_errors((fewest, most), expected)
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from kvref_conformance.implementation_api import Level, NDArray
+from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.oracle.attention import expect_attend, query_errors
 from kvref_conformance.oracle.expectations import (
-    AcceptedOrError,
     AnyOf,
     Errors,
     ExactValue,
     Expectation,
     ExpectedArrays,
+    ExpectedOrError,
     array_errors,
     count_tokens,
     exact_reads,
@@ -123,7 +123,7 @@ class Tree(ReferenceModel):
         def refused() -> None:
             self.note_unchanged("refused")
 
-        return _ExpectedOrError(expected.clause, expected.on_result, kinds=kinds, on_error=refused, expected=expected)
+        return ExpectedOrError(expected.clause, expected.on_result, kinds=kinds, on_error=refused, expected=expected)
 
     # Sequences.
 
@@ -294,16 +294,6 @@ class Tree(ReferenceModel):
         if wrong := self.unknown(sequence):
             return wrong
         return range_errors(node, len(self.sequences[sequence].nodes), "PositionOutOfRange", clause)
-
-
-@dataclass(frozen=True)
-class _ExpectedOrError(AcceptedOrError):
-    """The expected result, or an error of one of these kinds."""
-
-    expected: Expectation = Expectation("")  # noqa: RUF009 - it is frozen
-
-    def compare(self, ok: Any, op: str, level: Level) -> None:
-        self.expected.compare(ok, op, level)
 
 
 def _node_errors(nodes: Sequence[Any], stop: int | None, clause: str = "TREE-02", grows: bool = True) -> Errors:
