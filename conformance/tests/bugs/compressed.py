@@ -126,6 +126,12 @@ def rows_are_rotated_with_the_base_of_other_layers(patch):
 
 
 @bug("COMPR-02")
+def angles_are_computed_in_float32(patch):
+    in_source(patch, "kvref.rope.Rotary.turned", "by * np.array(self.frequencies)",
+              "np.float32(by) * np.array(self.frequencies, np.float32)")  # fmt: skip
+
+
+@bug("COMPR-02")
 def rows_are_rotated_in_halves(patch):
     create = CompressedCache.__init__
 
@@ -330,6 +336,37 @@ def truncate_beyond_the_end_is_ignored(patch):
     in_source(patch, TRUNCATE, "in_range(length,", "in_range(min(length, state.length),")
 
 
+@bug("COMPR-05")
+def truncate_forgets_which_tokens_were_overwritten(patch):
+    in_source(patch, TRUNCATE, "state.length = length", "state.length = state.end = length")
+
+
+@bug("COMPR-05")
+def truncate_to_0_keeps_which_tokens_were_overwritten(patch):
+    in_source(patch, TRUNCATE, "state.length = state.end = 0", "state.length = 0")
+
+
+@bug("COMPR-05")
+def a_fork_forgets_which_tokens_were_overwritten(patch):
+    in_source(patch, FORK, "self._open(parent.length, parent.end)", "self._open(parent.length, parent.length)")
+
+
+@bug("COMPR-05")
+def a_restored_sequence_forgets_which_tokens_were_overwritten(patch):
+    in_source(patch, RESTORE, "self._open(length, end)", "self._open(length, length)")
+
+
+@bug("COMPR-05")
+def a_fork_has_readable_tokens_only(patch):
+    in_source(patch, FORK, "return child",
+              "length, config = parent.length, self.config\n"
+              "    group = length // config.ratio * config.ratio\n"
+              "    for i, first in enumerate((max(0, length - config.window + 1), group, group)):\n"
+              "        at = np.arange(max(0, parent.end - self._sizes[i]), first)\n"
+              "        self._put(self._known(child), i, at, np.zeros((len(at), config.head_dim), np.float32))\n"
+              "    return child")  # fmt: skip
+
+
 @bug("COMPR-06")
 def a_new_sequence_has_the_length_of_the_former_one(patch):
     drop, create = CompressedCache.drop, CompressedCache.create
@@ -374,6 +411,18 @@ def drop_frees_the_block_of_another(patch):
     in_source(patch, DROP, "del self._sequences[int(sequence)]",
               "del self._sequences[int(sequence)]\n"
               "    for other in self._sequences.values():\n        other.length = other.end = 0")  # fmt: skip
+
+
+@bug("COMPR-06")
+def the_smallest_unused_id_is_returned(patch):
+    in_source(patch, OPEN, "self._next_sequence, self._next_sequence + 1",
+              "min(set(range(len(self._sequences) + 1)) - set(self._sequences)), 0")  # fmt: skip
+
+
+@bug("COMPR-07")
+def the_smallest_unused_handle_is_returned(patch):
+    in_source(patch, OFFLOAD, "self._next_handle, self._next_handle + 1",
+              "min(set(range(len(self._copies) + 1)) - set(self._copies)), 0")  # fmt: skip
 
 
 @bug("COMPR-07")

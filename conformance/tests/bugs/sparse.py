@@ -92,6 +92,11 @@ def scores_are_rounded_to_eight_bits(patch):
     in_source(patch, SELECT, "-scores[row, :seen]", "-np.round(scores[row, :seen] / 8)")
 
 
+@bug("SPARSE-02")
+def scores_are_rounded_to_float16(patch):
+    in_source(patch, SELECT, "-scores[row, :seen]", "-scores[row, :seen].astype(np.float16)")
+
+
 @bug("SPARSE-03")
 def later_tokens_are_hidden_after_the_selection(patch):
     in_source(
@@ -167,6 +172,24 @@ def scores_include_the_rest_of_the_last_block(patch):
         return found
 
     patch.setattr(SparseCache, "_scores", of_blocks)
+
+
+@bug("SPARSE-06", "LAW-05", family="sparse")
+def scores_of_the_rest_of_the_last_block_are_multiplied_by_zero(patch):
+    scores = SparseCache._scores
+
+    def of_blocks(self, sequence, index_queries, weights):
+        table, length, size = self._table(sequence), self.length(sequence), self.config.block_size
+        rest = self._tables.slots(table, 0, np.arange(length, -(-length // size) * size))
+        return scores(self, sequence, index_queries, weights) + 0 * self._stores[2].read(rest).sum()
+
+    patch.setattr(SparseCache, "_scores", of_blocks)
+
+
+@bug("SPARSE-06")
+def the_smallest_unused_id_is_returned(patch):
+    in_source(patch, "kvref.sparse.SparseCache.create", "sequence = self._next_sequence",
+              "sequence = self._next_sequence = min(set(range(len(self._table_of) + 1)) - set(self._table_of))")  # fmt: skip
 
 
 @bug("SPARSE-06")
@@ -255,11 +278,16 @@ def the_handle_of_a_discarded_copy_is_used_again(patch):
     patch.setattr(SparseCache, "discard", reusing)
 
 
+@bug("SPARSE-07")
+def a_handle_is_one_more_than_the_largest_of_a_copy(patch):
+    in_source(patch, OFFLOAD, "self._next_handle, self._next_handle + 1", "max(self._offloaded, default=-1) + 1, 0")
+
+
 @bug("SPARSE-03")
 def hidden_tokens_have_a_large_negative_score(patch):
     in_source(
         patch, SELECT, "np.argsort(-scores[row, :seen]",
-        "np.argsort(-np.where(np.arange(scores.shape[1]) < seen, scores[row], -1e4)",
+        "np.argsort(-np.where(np.arange(scores.shape[1]) < seen, scores[row], -1e9)",
         "best = np.sort(", "best = (lambda found: np.sort(found[found < seen]))(",
     )  # fmt: skip
 

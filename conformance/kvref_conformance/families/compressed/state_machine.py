@@ -109,6 +109,19 @@ class CompressedStateMachine(OffloadingMachine):
         self.append_to(sequence, count)
 
     @precondition(lambda self: self.objects)
+    @rule(index=ANY_INDEX, removed=TRUNCATION, name=st.sampled_from(("fork", "restore")), more=TRUNCATION)
+    def truncate_copy(self, index: int, removed: int, name: str, more: int) -> None:
+        on, sequence = self.objects[0], self.one_of("sequence", index)
+        self.call("truncate", on, sequence=sequence, length=self.length(sequence) - removed)
+        if name == "fork":
+            child = self.call("fork", on, sequence=sequence)
+        else:
+            handle = self.call("offload", on, sequence=sequence)
+            child = None if handle is None else self.call("restore", on, handle=handle)
+        if child is not None:
+            self.call("truncate", on, sequence=child, length=self.length(child) - more)
+
+    @precondition(lambda self: self.objects)
     @rule(index=ANY_INDEX, change=st.sampled_from(("append", "truncate", "drop")), times=st.integers(1, 2))
     def offload_and_restore(self, index: int, change: str, times: int) -> None:
         on, sequence = self.objects[0], self.one_of("sequence", index)
@@ -151,6 +164,12 @@ def a_complete_group_becomes_incomplete(call: ModelCall) -> bool:
     found, length = call.model.sequences.get(call.args["sequence"]), call.args["length"]
     ratio = call.model.ratio
     return bool(found and 0 < length < len(found.tokens) and length % ratio and len(found.tokens) // ratio > length // ratio)
+
+
+@state("compressed", "truncate")
+def a_copy_is_truncated(call: ModelCall) -> bool:
+    found = call.model.sequences.get(call.args["sequence"])
+    return bool(found and call.model.last_change in ("fork", "restore") and 0 < call.args["length"] < len(found.tokens))
 
 
 @state("compressed", "step")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.calls.subject import Subject
+from kvref_conformance.exceptions import NotOffered
 from kvref_conformance.implementation_api import NDArray
 from kvref_conformance.testlib.assertions import (
     assert_equal,
@@ -188,11 +189,13 @@ def select_of_random_numbers(subject: Subject) -> None:
 
 @check("SPARSE-02d", "sparse")
 def select_distinguishes_close_scores(subject: Subject) -> None:
-    """Scores that differ by 4E, so that only one choice is within the bound. Rounded to float16 or bfloat16, nearly all are equal.
+    """Scores that differ by 4E, so that only one choice is within the bound. As float16 or bfloat16, nearly all are equal.
 
-    All numbers are positive, so that a score is the sum that E multiplies by (D + H + 1) 2**-23. The index key of each token is that of
-    the first token, multiplied by 1 + rank * (D + H + 1) 2**-21 and rounded to float32, which changes a score by at most E / 8.
+    All numbers are positive, so that E is (D + H + 1) 2**-23 times the largest score. An index key is the first one multiplied by
+    1 + rank * (D + H + 1) 2**-21, and rounded to float32, which changes a score by at most E / 8.
     """
+    if subject.dtype != "float32":
+        raise NotOffered(f"arrays of float32, where its limits say {subject.dtype}")
     fixture, heads = SparseFixture(subject), 2
     ranks = [int(each) for each in subject.rng.permutation(20)]
     queries, weights, first = (
@@ -221,7 +224,8 @@ def causal_select_with_very_negative_scores(subject: Subject) -> None:
     """Tokens that a query sees have scores far below 0, also below large negative numbers that hide tokens, as -1e9."""
     fixture = SparseFixture(subject, scores := list(range(12, 0, -1)))
     queries, weights = fixture.query(2)
-    chosen = np.asarray(fixture.cache.select(fixture.sequence, queries, np.float32(-(2.0**100)) * weights, True))[0]
+    weight = np.float32(-(2.0**12) if subject.dtype == "float16" else -(2.0**100))
+    chosen = np.asarray(fixture.cache.select(fixture.sequence, queries, weight * weights, True))[0]
     want = best([-score for score in scores[:11]], fixture.top_k)
     assert_equal(chosen.tolist(), want + [-1] * (fixture.top_k - len(want)), "selection of a causal query with negative scores")
 
@@ -363,6 +367,7 @@ def restore_does_not_reuse_ids(subject: Subject) -> None:
     fixture.require_new_ids(lambda: fixture.cache.restore(handle))
 
 
+@check("SPARSE-06c", "sparse")
 def removed_index_keys_are_not_chosen(subject: Subject) -> None:
     fixture = SparseFixture(subject, [50 + each for each in range(20)], num_blocks=5)
     cache, sequence = fixture.cache, fixture.sequence
@@ -446,6 +451,8 @@ def discarded_copies_are_unknown(subject: Subject) -> None:
         handles.append(int(cache.offload(fixture.sequence)))
         cache.discard(handles[-1])  # the newest one
     assert_equal(len(set(handles)), len(handles), f"number of different handles among {handles}")
+    with raises("KeyNotFound"):
+        cache.restore(first)
     fixture.selects(int(cache.restore(second)), [0, 1, 2][: fixture.top_k], what="of a restored sequence")
     fixture.look()
 

@@ -101,6 +101,16 @@ class SparseStateMachine(OffloadingMachine):
         self.append_to(sequence, count, "uneven", seed)
 
     @precondition(lambda self: self.objects)
+    @rule(index=ANY_INDEX, number=st.sampled_from((np.nan, np.inf, -np.inf)), seed=SEED)
+    def select_after_removed_numbers(self, index: int, number: float, seed: int) -> None:
+        on, model, sequence = self.objects[0], self.sparse_model, self.one_of("sequence", index)
+        length, rows = self.length(sequence), np.full((1, *model.row), number, np.float32)
+        index_keys = np.full((1, model.index_dim), number, np.float32)
+        self.call("append", on, sequence=sequence, keys=rows, values=rows, index_keys=index_keys)
+        self.call("truncate", on, sequence=sequence, length=length)
+        self.call("select", on, sequence=sequence, **self.index_arguments(seed, 1, 1))
+
+    @precondition(lambda self: self.objects)
     @rule(
         index=ANY_INDEX, queries=st.sampled_from((1, 2, 3, 9)), heads=st.integers(1, 2), causal=st.booleans(), seed=SEED,
         wrong=st.sampled_from((False,) * 5 + (True,)),
