@@ -46,7 +46,7 @@ class CompressedRowsOfTheFormerOwner(kvref.CompressedCache):
         return super()._num_rows(state) or self._left.get(state.block, 0)
 
 
-@mutant("COMPR-07", seen_in="ggml-org/llama.cpp#26063")
+@mutant("COMPR-07", also="COMPR-05", seen_in="ggml-org/llama.cpp#26063")
 class CompressedStateIsNotSaved(kvref.CompressedCache):
     """A copy contains the window and the rows, but not the compressor state: the next row is computed from zeros."""
 

@@ -33,7 +33,7 @@ class SparseRestoresStaleIndexKeys(kvref.SparseCache):
         return sequence
 
 
-@mutant("SPARSE-05", also="LAW-07 SHARE-05")
+@mutant("SPARSE-05", also="LAW-07 SHARE-05 SPARSE-01")
 class SparseCopiesBlocksWithoutIndexKeys(kvref.SparseCache):
     """Copy-on-write copies keys and values. The copy has the index keys of the block's last owner."""
 
