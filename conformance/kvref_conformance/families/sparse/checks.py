@@ -369,7 +369,8 @@ def restore_does_not_reuse_ids(subject: Subject) -> None:
 
 @check("SPARSE-06c", "sparse")
 def removed_index_keys_are_not_chosen(subject: Subject) -> None:
-    fixture = SparseFixture(subject, [50 + each for each in range(20)], num_blocks=5)
+    blocks = -(-20 // subject.size("block_size", 4))
+    fixture = SparseFixture(subject, [50 + each for each in range(20)], num_blocks=blocks)
     cache, sequence = fixture.cache, fixture.sequence
     cache.truncate(sequence, 0)
     scores = [3, 1, 2, 5, 4, 7, 6, 9, 8]
