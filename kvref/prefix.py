@@ -25,7 +25,7 @@ from kvref.array import Array
 from kvref.backend import Backend, reference
 from kvref.block_pool import BlockPool, Blocks
 from kvref.block_sequences import BlockOwner
-from kvref.errors import InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, TokenOutOfRange, in_range, integer
+from kvref.errors import ConfigError, InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, TokenOutOfRange, in_range, integer
 from kvref.paged import PagedCache, PagedConfig
 
 TOKEN_BYTES = 8  # per token in the input of the hash
@@ -64,7 +64,7 @@ def block_keys(
 
     known: the keys of the first blocks, which are not computed again and not yielded.
     """
-    names = hashlib.sha256(salt.encode()).digest() + hashlib.sha256(adapter.encode()).digest()
+    names = _digest(salt) + _digest(adapter)
     key = known[-1] if known else hashlib.sha256(hashlib.sha256(names).digest()).digest()
     first, size = len(known), block_size * TOKEN_BYTES
     numbers = np.asarray(tokens[first * block_size :], "<i8").tobytes()
@@ -75,11 +75,15 @@ def block_keys(
         yield key
 
 
+def _digest(text: str) -> bytes:
+    """sha256 of a text in UTF-8. A lone surrogate, which UTF-8 excludes but a string can contain, is encoded in 3 bytes too."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
 def _media_bytes(media: Sequence[Media], start: int, stop: int) -> bytes:
     """What the key of a block contains about the media at its positions `[start, stop)`."""
     return b"".join(
-        np.array([item.start - start, min(item.stop, stop) - start], "<i8").tobytes()
-        + hashlib.sha256(item.content.encode()).digest()
+        np.array([item.start - start, min(item.stop, stop) - start], "<i8").tobytes() + _digest(item.content)
         for item in media
         if item.start < stop and item.stop > start
     )
@@ -346,7 +350,8 @@ class PrefixCache(PrefixIndexed, PagedCache):
         adapter: the name of the adapter that the keys and values are computed with, empty for none (PREFIX-17). media: lists
         `[start, stop, content]` in the order of positions: the tokens at [start, stop) are placeholders of `content` (PREFIX-18).
 
-        Raises TokenOutOfRange, PositionOutOfRange for media, or OutOfBlocks with nothing changed (PREFIX-13).
+        Raises TokenOutOfRange, PositionOutOfRange for media, ConfigError unless salt, adapter and contents are strings, or
+        OutOfBlocks with nothing changed (PREFIX-13).
         """
         prompt = _prompt(tokens, salt, adapter, media)
         found = self._find_hit(prompt)
@@ -449,10 +454,18 @@ def count_common(first: Sequence[Content], second: Sequence[Content]) -> int:
     )
 
 
+def _accept_string(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise ConfigError(f"{name}: expected a string, got {text!r:.80}")
+
+
 def _prompt(tokens: Sequence[int], salt: str, adapter: str, media: Sequence[Sequence[Any]]) -> CommittedTokens:
-    """A prompt, as if all its tokens were committed. Raises TokenOutOfRange or PositionOutOfRange."""
+    """A prompt, as if all its tokens were committed. Raises TokenOutOfRange, PositionOutOfRange or ConfigError."""
     numbers, items, end = token_numbers(tokens), list[Media](), 0
+    _accept_string("salt", salt)
+    _accept_string("adapter", adapter)
     for start, stop, content in media:
+        _accept_string("content of media", content)
         item = Media(in_range(start, len(numbers), PositionOutOfRange, "start of media"), integer(stop) or 0, content)
         if not end <= item.start < item.stop <= len(numbers):
             allowed = f"positions in [{end}, {len(numbers)}) after the previous item, of at least one token"

@@ -78,6 +78,27 @@ def test_no_salt_goes_on_where_a_block_ends():
     assert list(block_keys([9, 10], 2, salt)) != list(block_keys([7, 8, 9, 10], 2, tenant))[1:]
 
 
+@pytest.mark.parametrize("label", [lambda text: (text,), lambda text: ("", text), lambda text: ("", "", [[0, 3, text]])])
+def test_lone_surrogates_are_characters_like_others(cache, label):
+    """JSON strings can contain them, and UTF-8 cannot."""
+    sequence = cache.begin([9, 9, 9], *label("\ud800"))
+    cache.write(sequence, 0, 0, rows(3), rows(3))
+    cache.commit(sequence, [9, 9, 9])
+    assert [cache.match([9, 9, 9], *label(text)) for text in ("\ud800", "\ud801", "?")] == [2, 0, 0]
+
+
+@pytest.mark.parametrize("tokens", [[9], [9, 9, 9]])  # without and with a full block
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [({"salt": None}, "salt"), ({"adapter": 1}, "adapter"), ({"media": [[0, 1, 5]]}, "content of media")],
+)
+def test_labels_that_are_no_strings_change_nothing(cache, tokens, label, name):
+    for call in (cache.match, cache.begin):
+        with pytest.raises(ConfigError, match=f"{name}: expected a string, got"):
+            call(tokens, **label)
+    assert cache.num_free_blocks == cache.config.num_blocks
+
+
 @pytest.mark.parametrize("frequencies", [[10**400], [float("nan")], [1.0] * 20, [], 1.0, "1"])
 def test_what_cannot_be_frequencies_changes_nothing(cache, frequencies):
     parent = begun(cache, [1, 2, 3])

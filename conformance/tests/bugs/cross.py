@@ -57,6 +57,16 @@ def a_negative_row_counts_from_the_end(patch):
     patch.setattr(CrossCache, "_row", row)
 
 
+@bug("CROSS-01")
+def rows_that_a_filter_removed_have_no_source(patch):
+    in_source(
+        patch, SOURCE,
+        "    source = ",
+        "    if isinstance(row, int) and self.batch_size <= row < self.config.batch_size:\n"
+        "        raise SourceNotWritten(f'row {row}')\n    source = ",
+    )  # fmt: skip
+
+
 @bug("CROSS-02")
 def an_unwritten_source_is_empty(patch):
     in_source(
@@ -286,6 +296,21 @@ def filter_of_unknown_rows_moves_sources(patch):
         return keep(self, rows)
 
     patch.setattr(CrossCache, "filter", early)
+
+
+@hidden("cross", "CROSS-08")
+@bug("CROSS-06")
+def trim_trims_all_copies_of_a_row(patch):
+    """Copies share their tokens until one of them gets another one."""
+    trim = CrossCache.trim
+
+    def shared(self, counts):
+        rows = [id(keys) for keys, _ in self._tokens._rows]
+        if len(counts) == len(rows):
+            counts = [max(count for each, count in zip(rows, counts, strict=True) if each == row) for row in rows]
+        trim(self, counts)
+
+    patch.setattr(CrossCache, "trim", shared)
 
 
 @bug("CROSS-07")

@@ -4,6 +4,7 @@ import numpy as np
 
 from bugs.plant import bug, hidden, in_source
 from kvref.contiguous import ContiguousCache
+from kvref.paged import PagedCache
 from kvref.quantized import QuantizedCache
 from kvref.tier_queue import Tier
 from kvref.tiered import TieredCache
@@ -308,3 +309,45 @@ def the_last_of_several_frequencies_is_ignored(patch):
         "np.array(self.frequencies)",
         "np.array([*self.frequencies[:-1], 0.0] if count > 2 else self.frequencies)",
     )
+
+
+def cached_rotations(patch, key):
+    """A cache keeps the rotations of its first removal of each kind, which `key(rotary, by)` tells apart."""
+    rotate = PagedCache._rotate_keys
+
+    def cached(self, rotary, by, slots):
+        kept = self.__dict__.setdefault("_rotations", {})
+        return rotate(self, kept.setdefault(key(rotary, by), rotary), by, slots)
+
+    patch.setattr(PagedCache, "_rotate_keys", cached)
+
+
+@bug("EDIT-10")
+def the_first_frequencies_are_used_for_equal_distances(patch):
+    cached_rotations(patch, lambda rotary, by: (by, rotary.layout, len(rotary.frequencies)))
+
+
+@bug("EDIT-10")
+def the_first_frequencies_are_used_for_ever(patch):
+    cached_rotations(patch, lambda rotary, by: (rotary.layout, len(rotary.frequencies)))
+
+
+@bug("EDIT-10")
+def the_first_layout_is_used_for_ever(patch):
+    cached_rotations(patch, lambda rotary, by: rotary.frequencies)
+
+
+@bug("EDIT-10")
+def keys_move_by_at_most_8_positions(patch):
+    """A table of cosines and sines has 8 rows."""
+    in_source(patch, TURNED, "angles = by *", "angles = max(by, -8) *")
+
+
+@bug("EDIT-10")
+def frequencies_are_float32(patch):
+    in_source(patch, TURNED, "np.array(self.frequencies)", "np.array(self.frequencies, np.float32).astype(float)")
+
+
+@bug("EDIT-10")
+def angles_are_float32(patch):
+    in_source(patch, TURNED, "by * np.array(self.frequencies)", "np.float32(by) * np.array(self.frequencies, np.float32)")

@@ -57,7 +57,7 @@ def what_is_written_over_stays_committed(patch):
 
 @bug("PREFIX-03")
 def the_salt_is_left_out(patch):
-    in_source(patch, KEYS, "salt.encode()", 'b""')
+    in_source(patch, KEYS, "_digest(salt)", '_digest("")')
 
 
 @bug("PREFIX-03")
@@ -321,7 +321,7 @@ def what_one_layer_has_otherwise_stays_committed(patch):
 
 @bug("PREFIX-03")
 def eight_letters_of_a_salt_count(patch):
-    in_source(patch, "kvref.prefix.block_keys", "salt.encode()", "salt[:8].encode()")
+    in_source(patch, "kvref.prefix.block_keys", "_digest(salt)", "_digest(salt[:8])")
 
 
 @bug("PREFIX-03")
@@ -413,13 +413,12 @@ def attention_uses_the_table_from_before_a_copy(patch):
 
 @bug("PREFIX-17")
 def the_adapter_is_left_out(patch):
-    in_source(patch, KEYS, "adapter.encode()", 'b""')
+    in_source(patch, KEYS, "_digest(adapter)", '_digest("")')
 
 
 @bug("PREFIX-17")
 def salt_and_adapter_are_joined(patch):
-    joined = "hashlib.sha256(salt.encode()).digest() + hashlib.sha256(adapter.encode()).digest()"
-    in_source(patch, KEYS, joined, 'f"{salt}{adapter}".encode()')
+    in_source(patch, KEYS, "_digest(salt) + _digest(adapter)", "_digest(salt + adapter)")
 
 
 @bug("PREFIX-17")
@@ -454,12 +453,58 @@ def the_first_media_of_a_block_matter(patch):
 
 @bug("PREFIX-18")
 def sixteen_letters_of_a_content_matter(patch):
-    in_source(patch, MEDIA, "item.content.encode()", "item.content[:16].encode()")
+    in_source(patch, MEDIA, "_digest(item.content)", "_digest(item.content[:16])")
 
 
 @bug("PREFIX-18")
 def a_fork_has_no_media(patch):
     in_source(patch, FORK, "keys=list(committed.keys)", "keys=list(committed.keys), media=()")
+
+
+@bug("PREFIX-17")
+def truncate_to_0_forgets_the_adapter(patch):
+    truncate = PrefixCache.truncate
+
+    def forget(self, sequence, length):
+        truncate(self, sequence, length)
+        if length == 0:
+            self._committed[int(sequence)].adapter = ""
+
+    patch.setattr(PrefixCache, "truncate", forget)
+
+
+def keep_media(patch, method, keeps):
+    """The method changes no media of a sequence if `keeps(*arguments)` is true."""
+    plain = getattr(PrefixCache, method)
+
+    def keeping(self, *arguments):
+        committed = next((self._committed[each] for each in arguments if isinstance(each, int) and each in self._committed), None)
+        media = committed.media if committed else ()
+        plain(self, *arguments)
+        if committed and keeps(*arguments):
+            committed.media = media
+
+    patch.setattr(PrefixCache, method, keeping)
+
+
+@bug("PREFIX-18")
+def removed_media_stay(patch):
+    keep_media(patch, "remove", lambda *arguments: True)
+
+
+@bug("PREFIX-18")
+def media_stay_after_load(patch):
+    keep_media(patch, "receive", lambda *arguments: True)
+
+
+@bug("PREFIX-18")
+def media_stay_unless_the_first_layer_is_overwritten(patch):
+    keep_media(patch, "write", lambda sequence, layer, *rest: layer > 0)
+
+
+@bug("PREFIX-18")
+def media_stay_unless_the_last_layer_is_overwritten(patch):
+    keep_media(patch, "write", lambda sequence, layer, *rest: layer == 0)
 
 
 @bug("PREFIX-18")

@@ -47,6 +47,32 @@ def without_recent_tokens_all_are_recent(patch):
     in_source(patch, PRUNE, "by_rank[:, self.stored_tokens - recent :]", "by_rank[:, -recent:]")
 
 
+@hidden("pruned", "PRUNED-02")
+@bug("PRUNED-02")
+def recent_tokens_are_those_at_the_last_positions(patch):
+    """A token at one of the last positions can have been evicted."""
+    in_source(
+        patch, PRUNE,
+        "by_rank[:, self.stored_tokens - recent :]", "by_rank[self._positions.T >= self.length - recent]",
+    )  # fmt: skip
+
+
+@bug("PRUNED-02")
+def sinks_are_the_tokens_at_the_first_positions(patch):
+    in_source(patch, PRUNE, "by_rank[:, :sinks]", "by_rank[self._positions.T < sinks]")
+
+
+@hidden("pruned", "PRUNED-02")
+@bug("PRUNED-02")
+def sinks_and_recent_tokens_have_the_score_1e4(patch):
+    in_source(patch, PRUNE, "= np.inf", "= 1e4")
+
+
+@bug("PRUNED-02")
+def sinks_and_recent_tokens_have_the_score_1e9(patch):
+    in_source(patch, PRUNE, "= np.inf", "= 1e9")
+
+
 @bug("PRUNED-02")
 def the_smallest_scores_stay(patch):
     in_source(patch, PRUNE, "np.argsort(-by_rank", "np.argsort(np.where(by_rank == np.inf, -np.inf, by_rank)")

@@ -164,6 +164,37 @@ def only_64_nodes_are_masked(patch):
 
 
 @bug("TREE-05")
+def masks_have_64_bits(patch):
+    """The node itself is seen, but no other node with a number from 64 on."""
+    in_source(
+        patch, ATTEND,
+        "    keys, values = self._rows.gather",
+        "    mask[:, length + 64 :] = False\n    for row, node in enumerate(chosen):\n"
+        "        mask[row, length + node] |= node >= 0\n    keys, values = self._rows.gather",
+    )  # fmt: skip
+
+
+@bug("TREE-05")
+def masks_have_128_bits(patch):
+    in_source(
+        patch,
+        ATTEND,
+        "    keys, values = self._rows.gather",
+        "    mask[:, length + 128 :] = False\n    keys, values = self._rows.gather",
+    )
+
+
+@bug("TREE-04", "TREE-05", "TREE-07")
+def paths_have_at_most_32_nodes(patch):
+    in_source(patch, ANCESTORS, "    return path", "    return path[-32:]")
+
+
+@bug("TREE-03")
+def positions_are_at_most_64_after_the_last_token(patch):
+    in_source(patch, POSITIONS, "found[parent] + 1", "min(found[parent] + 1, length + 63)")
+
+
+@bug("TREE-05")
 def hidden_nodes_are_multiplied_by_0(patch):
     in_source(
         patch, ATTEND,
@@ -343,6 +374,20 @@ def append_rejects_the_tree_before_it_raises(patch):
     )  # fmt: skip
 
 
+@hidden("tree", "TREE-12")
+@bug("TREE-09")
+def a_draft_of_no_nodes_opens_a_tree(patch):
+    """Until `accept` or `reject` closes it."""
+    opened = "self.__dict__.setdefault('_opened', set())"
+    in_source(patch, DRAFT, "    tree += new", f"    {opened}.add(sequence)\n    tree += new")
+    in_source(patch, REJECT, "    self._rows.truncate", f"    {opened}.discard(sequence)\n    self._rows.truncate")
+    in_source(
+        patch, "kvref.tree.TreeCache._check_closed",
+        "if nodes := len(self._parents[sequence]):",
+        f"nodes = len(self._parents[sequence])\n    if nodes or sequence in {opened}:",
+    )  # fmt: skip
+
+
 @bug("TREE-10")
 def accept_frees_no_blocks(patch):
     in_source(
@@ -458,6 +503,16 @@ def append_puts_tokens_first(patch):
         self._rows.write(sequence, 0, 0, *self._rows.read(sequence, 0, order))
 
     patch.setattr(TreeCache, "append", first)
+
+
+@bug("TREE-11", "TREE-12")
+def a_new_id_is_the_largest_plus_1(patch):
+    """The largest of the sequences that exist: the id of a dropped sequence can be returned again."""
+    in_source(
+        patch, DROP,
+        "    del self._parents[sequence]",
+        "    del self._parents[sequence]\n    self._rows._next_sequence = max(self._parents, default=-1) + 1",
+    )  # fmt: skip
 
 
 @bug("TREE-12")

@@ -144,6 +144,23 @@ def unknown_rows_of_sources_raise(subject: Subject) -> None:
             fixture.has_sources("after write_source raised")
 
 
+@check("CROSS-01d", "cross")
+def rows_that_a_filter_removed_are_unknown(subject: Subject) -> None:
+    for rows in ((1,), (0,), (0, 2), (2, 1)):
+        fixture = CrossFixture(subject, 2, None, 3)
+        number = len(fixture.rows)
+        if max(rows) >= number:
+            continue
+        fixture.filter(*rows)
+        for row in range(len(rows), number):
+            for name in ("read_source", "source_length"):
+                with suppress(NotOffered), raises("RowOutOfRange"):
+                    getattr(fixture.cache, name)(row)
+            with suppress(NotOffered), raises("RowOutOfRange"):
+                fixture.cache.write_source([row], **padded_arguments([random_pair(subject, 2)], LOUD))
+        fixture.has_sources(f"after filter({list(rows)}) and calls with the rows that it removed")
+
+
 @check("CROSS-02a", "cross")
 def read_source_before_write_source_raises(subject: Subject) -> None:
     fixture = CrossFixture(subject, 2, None, None)
@@ -322,6 +339,17 @@ def filter_of_a_repeated_row_copies_source_and_tokens(subject: Subject) -> None:
             fixture.contains(f"after filter({list(rows)}) and clear(0)")
             fixture.write({0: 1})
             fixture.contains(f"after filter({list(rows)}), clear(0) and write_source")
+
+
+@check("CROSS-06b", "cross")
+def trim_of_a_repeated_row_trims_one_copy(subject: Subject) -> None:
+    for rows in ((1, 1), (0, 1, 0), (1, 0, 0, 1)):
+        for trimmed in range(len(rows)):
+            fixture = CrossFixture(subject, 2, 3)
+            fixture.append(3, 2)
+            fixture.filter(*rows)
+            fixture.trim(*[int(row == trimmed) for row in range(len(rows))])
+            fixture.has_tokens(f"after filter({list(rows)}) and trim of row {trimmed}")
 
 
 @check("CROSS-06c", "cross")

@@ -56,7 +56,7 @@ class CrossStateMachine(FamilyStateMachine):
             ),
             "append": lambda number: self.append(self.numbers(number) * MOST_ROWS, 7.0, number // 4, "uneven"),
             "trim": lambda number: self.trim(self.numbers(number) * MOST_ROWS, 0),
-            "filter": lambda number: self.filter([number, 1, 0][: 1 + number % 3]),
+            "filter": lambda number: self.filter([number, 1, 0][: 1 + number % 3], False),
             "clear": self.clear,
         }
 
@@ -95,9 +95,12 @@ class CrossStateMachine(FamilyStateMachine):
         self.call("trim", self.objects[0], counts=removed)
 
     @precondition(lambda self: self.objects)
-    @rule(rows=st.lists(st.integers(0, 3), min_size=1, max_size=MOST_ROWS))
-    def filter(self, rows: list[int]) -> None:
+    @rule(rows=st.lists(st.integers(0, 3), min_size=1, max_size=MOST_ROWS), trims=st.booleans())
+    def filter(self, rows: list[int], trims: bool) -> None:
+        """trims: whether a token is removed from the first row afterwards."""
         self.call("filter", self.objects[0], rows=[row % len(self.model.rows) for row in rows])
+        if trims:
+            self.trim([1, 0, 0, 0], 0)
 
     @precondition(lambda self: self.objects)
     @rule(row=st.integers(0, 3))
@@ -215,6 +218,11 @@ def a_row_with_a_source_gets_tokens(call: ModelCall) -> bool:
 @state("cross", "trim")
 def tokens_of_a_row_with_a_source_are_trimmed(call: ModelCall) -> bool:
     return any(source and count for source, count in zip(call.model.sources, call.args["counts"], strict=False))
+
+
+@state("cross", "trim")
+def some_rows_are_trimmed_directly_after_a_filter(call: ModelCall) -> bool:
+    return call.model.last_change == "filter" and any(call.args["counts"]) and 0 in call.args["counts"]
 
 
 @state("cross", "filter")

@@ -293,33 +293,63 @@ def remove_with_rotation(
 @check("EDIT-10bc", "paged")
 def remove_again_with_frequencies_adds_the_rotations(subject: Subject) -> None:
     """Nothing, a read or a fork is between the calls. A cache that rotates later has to add the rotations."""
-    dtype = subject.formats("float32", "float16", "bfloat16")[0]
+    size, frequencies = subject.size("block_size", 3), full_frequencies(subject.size("head_dim", 6))
+    removals = [(start, stop, frequencies, "halves") for start, stop in ((size, size + 2), (0, 1), (1, size + 1))]
     for count, between in product((2, 3), ("nothing", "read", "fork")):
-        cache = with_room(subject, 12, dtype=dtype, head_dim=6)
-        heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
-        need_pairs(dim)
-        frequencies = full_frequencies(dim)
-        sequence, layers, contents = cache.create(), range(cache.config["num_layers"]), []
+        remove_several_times(subject, 3 * size + 2, removals[:count], between)
+
+
+@check("EDIT-10b", "paged")
+def remove_again_with_other_frequencies_uses_them(subject: Subject) -> None:
+    """By as many positions as before, with as many frequencies, and with the other layout."""
+    first = full_frequencies(subject.size("head_dim", 6))
+    second = [1 / 3 + frequency / 8 for frequency in first]
+    removals = [(0, 1, frequencies, layout) for layout in ("halves", "pairs") for frequencies in (first, second, first)]
+    remove_several_times(subject, 9, removals)
+
+
+@check("EDIT-10b", "paged")
+def remove_of_many_tokens_rotates_by_large_angles(subject: Subject) -> None:
+    """Frequencies or angles that are rounded to float32 have errors of more than the bound."""
+    pairs, count = subject.size("head_dim", 6) // 2, 2000
+    for layout in ("halves", "pairs"):
+        removals = [(1, 1 + count, [1 / (3 + pair) for pair in range(pairs)], layout)]
+        remove_several_times(subject, count + 4, removals)
+
+
+Removal = tuple[int, int, list[float], str]  # start, stop, frequencies, layout
+
+
+def remove_several_times(subject: Subject, count: int, removals: list[Removal], between: str = "nothing") -> None:
+    """Removes tokens with frequencies from a sequence of `count` tokens: every layer has the rotated keys.
+
+    between: what is between the removals, "nothing", a "read" or a "fork".
+    """
+    dtype = subject.formats("float32", "float16", "bfloat16")[0]
+    cache = with_room(subject, -(-count // subject.size("block_size", 3)), dtype=dtype, head_dim=6)
+    need_pairs(cache.config["head_dim"])
+    sequence, layers, contents = cache.create(), range(cache.config["num_layers"]), []
+    for layer in layers:
+        cache.write(sequence, layer, 0, *random_pair(subject, count, cache.config["num_kv_heads"], cache.config["head_dim"]))
+        contents.append([exact_reads(np.asarray(part, np.float32)) for part in cache.gather(sequence, layer)])
+    for start, stop, frequencies, layout in removals:
+        cache.remove(sequence, start, stop, frequencies, layout)
         for layer in layers:
-            cache.write(sequence, layer, 0, *random_pair(subject, 3 * size + 2, heads, dim))
-            contents.append([exact_reads(np.asarray(part, np.float32)) for part in cache.gather(sequence, layer)])
-        for start, stop in ((size, size + 2), (0, 1), (1, size + 1))[:count]:
-            cache.remove(sequence, start, stop, frequencies, "halves")
-            for layer in layers:
-                (keys, values), gone = contents[layer], range(start, stop)
-                later = ExpectedReads(*(part[stop:] for part in keys))
-                moved = expected_rotation(later, start - stop, frequencies, "halves", dtype)
-                keys = ExpectedReads(*(np.concatenate([part[:start], new]) for part, new in zip(keys, moved, strict=True)))
-                contents[layer] = [keys, exact_reads(np.delete(values.values, gone, axis=0))]
-                if between == "read":
-                    cache.gather(sequence, layer)
-            if between == "fork" and subject.size("sequences", 4) >= 4:
-                sequence = cache.fork(sequence)
-        for layer, (keys, values) in zip(layers, contents, strict=True):
-            got_keys, got_values = cache.gather(sequence, layer)
-            what = f"layer {layer} after {count} removals with {between} between, in {dtype}"
-            assert_within(got_keys, keys.values, keys.slack, f"keys of {what}")
-            assert_same(got_values, values.values, f"values of {what}")
+            (keys, values), gone = contents[layer], range(start, stop)
+            later = ExpectedReads(*(part[stop:] for part in keys))
+            moved = expected_rotation(later, start - stop, frequencies, layout, dtype)
+            keys = ExpectedReads(*(np.concatenate([part[:start], new]) for part, new in zip(keys, moved, strict=True)))
+            contents[layer] = [keys, exact_reads(np.delete(values.values, gone, axis=0))]
+            if between == "read":
+                cache.gather(sequence, layer)
+        if between == "fork" and subject.size("sequences", 4) >= 4:
+            sequence = cache.fork(sequence)
+    for layer, (keys, values) in zip(layers, contents, strict=True):
+        got_keys, got_values = cache.gather(sequence, layer)
+        places = ", ".join(f"[{start}, {stop}) with layout {layout}" for start, stop, _, layout in removals)
+        what = f"layer {layer} after removals of {places}, with {between} between, in {dtype}"
+        assert_within(got_keys, keys.values, keys.slack, f"keys of {what}")
+        assert_same(got_values, values.values, f"values of {what}")
 
 
 @check("EDIT-10e", "paged")

@@ -9,6 +9,7 @@ from kvref_conformance.families.paged.fixture import need_tokens
 from kvref_conformance.families.prefix import MediaItem
 from kvref_conformance.families.prefix.fixture import OTHER, PrefixFixture, prompt
 from kvref_conformance.testlib.assertions import assert_equal, raises
+from kvref_conformance.testlib.fixtures import require_sizes
 from kvref_conformance.testlib.registry import check
 
 PLACEHOLDER = 9
@@ -50,6 +51,25 @@ def fork_has_the_adapter_of_its_parent(subject: Subject) -> None:
         served.cache.commit(child, tokens)
         served.finds([*tokens, OTHER], 2 * size, adapter="a")
         served.finds([*tokens, OTHER], 0)
+
+
+@check("PREFIX-17c", "prefix")
+def empty_sequences_keep_their_adapter(subject: Subject) -> None:
+    """All tokens are truncated, or overwritten. Those that are committed next have the adapter and the salt of the sequence."""
+    need_tokens(subject)
+    subject.require_size(sequences=2)
+    for change, label in product(("truncate", "write"), (("", "a"), ("b", "a"))):
+        served = PrefixFixture(subject, 16)
+        tokens = prompt(2 * served.size)
+        sequence = served.serve(prompt(2 * served.size, 2), *label)
+        served.prompts[sequence] = tokens, *label
+        if change == "truncate":
+            served.cache.truncate(sequence, 0)
+        served.write(sequence, 0, len(tokens))
+        served.cache.commit(sequence, tokens)
+        served.finds([*tokens, OTHER], len(tokens), *label)
+        for other in (("", ""), ("b", ""), ("", "b")):
+            assert_equal(served.match([*tokens, OTHER], *other), 0, f"match with another label, after {change} of all tokens")
 
 
 @check("PREFIX-18ab", "prefix")
@@ -166,10 +186,27 @@ def sequences_keep_their_media(subject: Subject) -> None:
 
 @check("PREFIX-18c", "prefix")
 def truncated_or_overwritten_positions_have_no_media(subject: Subject) -> None:
-    """The tokens that are committed there next are text. The media before them stay."""
+    for change in ("truncate", "write"):
+        _commit_text_after(subject, change)
+
+
+@check("PREFIX-18c", "prefix")
+def positions_that_are_overwritten_in_one_layer_have_no_media(subject: Subject) -> None:
+    require_sizes(PrefixFixture(subject).cache, num_layers=2)
+    for change in ("write in the first layer", "write in the last layer"):
+        _commit_text_after(subject, change)
+
+
+@check("PREFIX-18c", "prefix")
+def removed_positions_have_no_media(subject: Subject) -> None:
+    _commit_text_after(subject, "remove")
+
+
+def _commit_text_after(subject: Subject, change: str) -> None:
+    """After a change of the last positions, the tokens that are committed there are text. The media before them stay."""
     need_tokens(subject)
     subject.require_size(sequences=2)
-    for change, with_hit in product(("truncate", "write"), (False, True)):
+    for with_hit in (False, True):
         served = PrefixFixture(subject, 24)
         size, cache = served.size, served.cache
         start, count = size + 1 if size > 1 else 1, 3 * size
@@ -181,9 +218,26 @@ def truncated_or_overwritten_positions_have_no_media(subject: Subject) -> None:
         served.prompts[sequence] = tokens, "", "", media[:1]
         if change == "truncate":
             cache.truncate(sequence, start)
-        served.write(sequence, start, count)
+        elif change == "remove":
+            cache.remove(sequence, start, start + 1)
+        layers = {"write in the first layer": served.layers[:1], "write in the last layer": served.layers[-1:]}.get(change)
+        served.write(sequence, count - 1 if change == "remove" else start, count, layers)
         cache.commit(sequence, tokens)
         served.finds([*tokens, OTHER], count, media=media[:1])
+
+
+@check("PREFIX-18c", "prefix")
+def loaded_tokens_have_no_media(subject: Subject) -> None:
+    need_tokens(subject)
+    subject.require_size(sequences=2)
+    served = PrefixFixture(subject, 16)
+    count, cache = 2 * served.size, served.cache
+    media, text = [_item(0, count, "a")], prompt(count, 2)
+    sequence, (other, _) = served.serve(_tokens(count, media), media=media), served.begin(text)
+    served.write(other, 0, count)
+    cache.load(sequence, cache.save(other))
+    cache.commit(sequence, text)
+    assert_equal(served.match([*text, OTHER]), count, "match of text that was loaded in place of media, and committed")
 
 
 @check("PREFIX-18d", "prefix")

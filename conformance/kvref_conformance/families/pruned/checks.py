@@ -112,6 +112,27 @@ def prune_keeps_the_largest_scores(subject: Subject) -> None:
         fixture.contains(want, f"after prune to {keep} tokens with {sinks} sinks and {recent} recent ones")
 
 
+@check("PRUNED-02a", "pruned")
+def prune_again_keeps_the_first_and_last_stored_tokens(subject: Subject) -> None:
+    """Positions 0 and 5 are evicted, so the first and the last stored tokens are at other positions."""
+    for sinks, recent, scores in ((0, 1, [5.0, 4.0, 3.0]), (1, 0, [3.0, 4.0, 5.0]), (1, 1, [3.0, 5.0, 4.0])):
+        fixture = PrunedFixture(subject, 6)
+        stored = per_head(fixture.heads, [1, 2, 4], [2, 3, 4], [1, 3, 4])
+        fixture.prune(per_head(fixture.heads, [*range(6)]), stored)
+        fixture.cache.prune(np.array([scores] * len(fixture.heads), np.float32), 2, sinks, recent)
+        want = [[first, last] for first, _, last in stored]
+        fixture.contains(want, f"after a second prune with the scores {scores}, {sinks} sinks and {recent} recent tokens")
+
+
+@check("PRUNED-02a", "pruned")
+def prune_keeps_sinks_and_recent_tokens_with_the_smallest_scores(subject: Subject) -> None:
+    for largest in (6e4, 6e4 if subject.dtype == "float16" else 3e38):
+        fixture = PrunedFixture(subject, 5)
+        scores = [-largest, largest, largest, largest, -largest]
+        fixture.cache.prune(np.array([scores] * len(fixture.heads), np.float32), 3, 1, 1)
+        fixture.contains(per_head(fixture.heads, [0, 1, 4]), f"after prune with the scores {scores}, a sink and a recent token")
+
+
 @check("PRUNED-02b", "pruned")
 def prune_keeps_the_earlier_of_equal_scores(subject: Subject) -> None:
     fixture = PrunedFixture(subject, 20)

@@ -31,16 +31,19 @@ class PrunedStateMachine(FamilyStateMachine):
         assert isinstance(found, Pruned)
         return found
 
-    def scores(self, seed: int, kinds: int) -> NDArray:
-        """Scores of all stored tokens. kinds: how many different ones there are, so that some are equal."""
+    def scores(self, seed: int, kinds: int, unit: float = 0.5) -> NDArray:
+        """Scores of all stored tokens, multiples of a unit. kinds: how many different ones there are, so that some are equal."""
         shape = self.row[0], self.pruned_model.stored
-        return np.random.default_rng(seed).integers(-kinds, kinds, shape).astype(np.float32) / 2
+        unit = min(unit, 6e3) if self.subject.dtype == "float16" else unit
+        return (np.random.default_rng(seed).integers(-kinds, kinds, shape) * unit).astype(np.float32)
 
     def edits(self, which: int) -> dict[str, Callable[[int], Any]]:
         self.edited = self.objects[0]
         edits: dict[str, Callable[[int], Any]] = {
             "append": lambda number: self.append(1 + number, "uneven"),
-            "prune": lambda number: self.prune(number, 4, max(1, self.pruned_model.stored - number), number % 2, number // 4),
+            "prune": lambda number: self.prune(
+                number, 4, max(1, self.pruned_model.stored - number), number % 2, number // 4, 0.5
+            ),
         }
         return edits | self.cache_edits(lambda: self.pruned_model.end)
 
@@ -61,11 +64,11 @@ class PrunedStateMachine(FamilyStateMachine):
     @precondition(lambda self: self.objects)
     @rule(
         seed=st.integers(0, 99), kinds=st.sampled_from((9, 2, 1)), keep=st.integers(1, 12), sinks=st.sampled_from((0, 0, 1, 2)),
-        recent=st.sampled_from((0, 0, 1, 3)),
+        recent=st.sampled_from((0, 0, 1, 3)), unit=st.sampled_from((0.5, 6e3, 3e37)),
     )  # fmt: skip
-    def prune(self, seed: int, kinds: int, keep: int, sinks: int, recent: int) -> None:
+    def prune(self, seed: int, kinds: int, keep: int, sinks: int, recent: int, unit: float) -> None:
         named = {name: value for name, value in (("sinks", sinks), ("recent", recent)) if value}
-        self.call("prune", self.objects[0], scores=self.scores(seed, kinds), keep=keep, **named)
+        self.call("prune", self.objects[0], scores=self.scores(seed, kinds, unit), keep=keep, **named)
 
     prune_more = prune
 

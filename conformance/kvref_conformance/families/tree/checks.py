@@ -81,6 +81,13 @@ def _verify_positions(fixture: TreeFixture, length: int) -> None:
         assert_equal(len(got), len(fixture.paths[fixture.sequence]), "the number of positions")
 
 
+@check("TREE-03", "tree")
+def positions_in_a_large_tree_are_those_of_the_paths(subject: Subject) -> None:
+    fixture = TreeFixture.with_deep_tree(subject)
+    want = [7 + len(path) - 1 for path in fixture.paths[fixture.sequence]]
+    assert_equal(list(fixture.cache.positions(fixture.sequence)), want, "the positions of a tree of 150 nodes after 7 tokens")
+
+
 @check("TREE-04a", "tree")
 def ancestors_returns_the_path(subject: Subject) -> None:
     fixture = TreeFixture(subject, 3)
@@ -88,6 +95,13 @@ def ancestors_returns_the_path(subject: Subject) -> None:
     paths = [[0], [1], [0, 2], [1, 3], [0, 4], [1, 3, 5], [6], [0, 2, 7], [0, 4, 8]]
     for node, path in enumerate(paths):
         assert_equal(list(fixture.cache.ancestors(fixture.sequence, node)), path, f"ancestors of node {node}")
+
+
+@check("TREE-04a", "tree")
+def ancestors_in_a_large_tree_returns_the_path(subject: Subject) -> None:
+    fixture = TreeFixture.with_deep_tree(subject)
+    for node, path in enumerate(fixture.paths[fixture.sequence]):
+        assert_equal(list(fixture.cache.ancestors(fixture.sequence, node)), path, f"ancestors of node {node} of 150")
 
 
 @check("TREE-04b", "tree")
@@ -119,12 +133,9 @@ def attend_without_committed_tokens_sees_the_path(subject: Subject) -> None:
 
 @check("TREE-05a", "tree")
 def attend_with_a_large_tree_sees_the_path(subject: Subject) -> None:
-    """More nodes than a tile has rows, in several blocks. Every path contains nodes of the first tiles."""
-    parents = [-1, -1, -1, *(node // 3 - 1 if node % 5 else node - 1 for node in range(3, 70))]
-    fixture = TreeFixture(subject, 7, num_blocks=60)
-    fixture.need_blocks(-(-77 // fixture.size))
-    fixture.draft(fixture.sequence, parents)
-    fixture.assert_attends(fixture.sequence, range(0, 70, 3), "in a tree of 70 nodes")
+    """More nodes than a tile has rows, and than a mask of 64 or 128 bits. Every path contains nodes of the first tiles."""
+    fixture = TreeFixture.with_deep_tree(subject)
+    fixture.assert_attends(fixture.sequence, [*range(0, 65, 3), *range(65, 150, 4), 149], "in a tree of 150 nodes")
 
 
 @check("TREE-05b", "tree")

@@ -25,6 +25,14 @@ def accept_commits_the_path_in_order(subject: Subject) -> None:
 
 
 @check("TREE-07a", "tree")
+def accept_in_a_large_tree_commits_the_path(subject: Subject) -> None:
+    for node in (149, 128, 64, 2):
+        fixture = TreeFixture.with_deep_tree(subject)
+        fixture.accept(fixture.sequence, node)
+        fixture.assert_contains(fixture.sequence, f"the tokens after accept of node {node} of 150")
+
+
+@check("TREE-07a", "tree")
 def accept_after_accept_commits_both_paths(subject: Subject) -> None:
     fixture = TreeFixture(subject, 2)
     for parents, node in (([-1, -1, 1], 2), ([-1] * 6, 5), ([-1, 0, 1, 2], 1), ([-1, -1, 0, 1, 3, 4], 5)):
@@ -182,6 +190,19 @@ def fork_with_an_open_tree_raises(subject: Subject) -> None:
     fixture.assert_contains(fixture.fork(fixture.sequence), "a fork after InUse and accept")
 
 
+@check("TREE-09", "tree")
+def draft_of_no_nodes_opens_no_tree(subject: Subject) -> None:
+    fixture = TreeFixture(subject, 3)
+    fixture.draft(fixture.sequence, [])
+    fixture.append(fixture.sequence, 2)
+    fixture.draft(fixture.sequence, [])
+    fixture.truncate(fixture.sequence, 4)
+    fixture.draft(fixture.sequence, [])
+    fixture.assert_contains(fixture.sequence, "the tokens after drafts of no nodes, append and truncate")
+    if subject.size("sequences", 2) > 1:
+        fixture.assert_contains(fixture.fork(fixture.sequence), "a fork after a draft of no nodes")
+
+
 @check("TREE-10a", "tree")
 def num_free_blocks_counts_nodes(subject: Subject) -> None:
     fixture = TreeFixture(subject)
@@ -274,6 +295,18 @@ def fork_copies_the_committed_tokens(subject: Subject) -> None:
             assert_equal(list(fixture.cache.positions(other)), [], "positions of a fork")
 
 
+@check("TREE-11a", "tree")
+def fork_returns_no_id_of_a_dropped_sequence(subject: Subject) -> None:
+    subject.require_size(sequences=2)
+    fixture = TreeFixture(subject, 2)
+    seen = [fixture.sequence]
+    for _ in range(3):
+        other = fixture.fork(fixture.sequence)
+        assert_true(other not in seen, "the id of a fork", f"none of {seen}", other)
+        fixture.cache.drop(other)
+        seen.append(other)
+
+
 @check("TREE-11b", "tree")
 def calls_change_one_sequence(subject: Subject) -> None:
     subject.require_size(sequences=3)
@@ -328,6 +361,17 @@ def append_adds_to_the_committed_tokens(subject: Subject) -> None:
     assert_true(other != fixture.sequence, "the id of a second sequence", f"another than {fixture.sequence}", other)
     fixture.assert_contains(other, "a second sequence")
     fixture.assert_contains(fixture.sequence, "the first sequence")
+
+
+@check("TREE-12a", "tree")
+def create_returns_no_id_of_a_dropped_sequence(subject: Subject) -> None:
+    fixture = TreeFixture(subject, 2)
+    seen = [fixture.sequence]
+    for _ in range(3):
+        fixture.cache.drop(seen[-1])
+        other = fixture.create()
+        assert_true(other not in seen, "the id of a new sequence", f"none of {seen}", other)
+        seen.append(other)
 
 
 @check("TREE-12b", "tree")

@@ -26,6 +26,12 @@ Rows = tuple[NDArray, NDArray]  # keys and values [n, num_kv_heads, head_dim]
 
 # The parents of a tree whose paths skip rows, and whose numbers do not follow the levels.
 BRANCHES = (-1, -1, 0, 1, 0, 3, -1, 2, 4)
+# The parents of 150 nodes, with paths of up to 75 nodes: too many for a mask of 64 or 128 bits. Every fifth node from 65 on is a
+# sibling of the node before it.
+DEEP = tuple(
+    -1 if node < 3 else node // 3 - 1 if node < 65 and node % 5 else node - 1 - (node > 64 and node % 5 == 0)
+    for node in range(150)
+)
 
 
 class TreeFixture(Session):
@@ -121,6 +127,15 @@ class TreeFixture(Session):
     def need_blocks(self, blocks: int) -> None:
         if self.config["num_blocks"] < blocks:
             raise NotOffered(f"{blocks} blocks, where its limits leave {self.config['num_blocks']}")
+
+    @classmethod
+    def with_deep_tree(cls, subject: Subject) -> "TreeFixture":
+        """A sequence with 7 tokens and the tree DEEP, which begins within a block."""
+        blocks = -(-(7 + len(DEEP)) // subject.size("block_size", 4))
+        fixture = cls(subject, 7, num_blocks=blocks)
+        fixture.need_blocks(blocks)
+        fixture.draft(fixture.sequence, DEEP)
+        return fixture
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

@@ -145,15 +145,18 @@ class Tree(ReferenceModel):
         return self.or_error(expected, "OutOfBlocks") if most > self.blocks else expected
 
     def _new(self, clause: str, name: str, make: Callable[[], TreeSequence]) -> Expectation:
+        used = set(self.ids)
+
         def change(id: int) -> None:
             self.ids.add(id)
             self.sequences[id] = make()
             self.groups += 1
 
         def accepts(id: Any) -> bool:
-            return is_integer(id) and id >= 0 and id not in self.sequences
+            return is_integer(id) and id >= 0 and id not in used
 
-        return AnyOf(clause, self.on_success(name, change), range_text="the id of no live sequence", accepts=accepts)
+        says = f"an id never used before, not among {sorted(used)}"
+        return AnyOf(clause, self.on_success(name, change), range_text=says, accepts=accepts)
 
     def drop(self, sequence: Any) -> Expectation:
         if wrong := self.unknown(sequence):

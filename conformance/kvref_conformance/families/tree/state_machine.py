@@ -22,7 +22,7 @@ from kvref_conformance.fuzz.state_registry import ModelCall, register_error_stat
 
 UNKNOWN = 10**6  # an id that was never returned
 # How parents are chosen: by these numbers in turn, modulo the number of nodes that can be one. -1: the last committed token.
-SHAPES = st.lists(st.sampled_from((-1, 0, 1, 2, 3, 5, -1)), min_size=1, max_size=9)
+SHAPES = st.lists(st.sampled_from((-1, 0, 1, 2, 3, 5, -1)), max_size=9)
 WRONG_PARENTS = ("later", "own", "negative", "few", "many")
 
 
@@ -66,7 +66,7 @@ class TreeStateMachine(FamilyStateMachine):
             parents.append(-1 if number < 0 or not count else count - 1 - number % count)
         keys, values = make_pair(self.source, (len(shape), *self.model.row), kind)
         if wrong in ("later", "own", "negative"):
-            parents[-1] = {"later": first + len(shape), "own": first + len(shape) - 1, "negative": -2}[wrong]
+            parents[-1:] = [{"later": first + len(shape), "own": first + len(shape) - 1, "negative": -2}[wrong]]
         elif wrong:
             parents = parents[1:] if wrong == "few" else [*parents, -1]
         self.call("draft", self.objects[0], sequence=sequence, keys=keys, values=values, parents=parents)
@@ -313,6 +313,11 @@ def a_relative_has_a_tree_too(call: ModelCall) -> bool:
     held = of_call(call)
     others = (each for each in call.model.sequences.values() if each is not held)
     return bool(call.args["parents"]) and any(each.nodes and each.relatives == held.relatives for each in others)
+
+
+@state("tree", "draft")
+def no_nodes_are_drafted_without_a_tree(call: ModelCall) -> bool:
+    return not call.args["parents"] and not of_call(call).nodes
 
 
 @state("tree", "draft")
