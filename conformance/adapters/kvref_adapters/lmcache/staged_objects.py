@@ -35,6 +35,7 @@ from kvref_conformance.exceptions import NotOffered
 
 ALIGNMENT = 4096  # of the addresses of objects
 TIME_TO_LIVE = 10**6  # of locks, in seconds
+LONGEST = 10**5  # tokens of a prompt: each object has a key, also if there is no memory for it
 
 
 class LMCacheStagedObjects(TorchArrays):
@@ -93,7 +94,7 @@ class StagedTransfers:
     @property
     def num_free_blocks(self) -> int:
         used, total = self._manager.get_memory_usage()
-        return (total - used) // self._bytes
+        return int(total - used) // self._bytes
 
     def create(self) -> int:
         return self._added(Stored([]))
@@ -132,7 +133,7 @@ class StagedTransfers:
         return keys, values
 
     def truncate(self, sequence: int, length: int) -> None:
-        stored = self._sequence(sequence)
+        stored, length = self._sequence(sequence), int(length)
         if not 0 <= length <= stored.length:
             raise NotOffered("validation of a length")
         kept = -(-length // self._size)
@@ -145,10 +146,10 @@ class StagedTransfers:
         self._delete(stored.objects)
 
     def begin(self, length: int, deadline: int | None = None) -> int:
-        if length < 0 or deadline is not None:
-            raise NotOffered("validation of a length, and a deadline")
+        if not 0 <= length <= LONGEST or deadline is not None:
+            raise NotOffered("validation of a length, millions of keys, and a deadline")
         transfer = next(self._ids[1])
-        staged = self._reserved(length, f"transfer {transfer}")
+        staged = self._reserved(int(length), f"transfer {transfer}")
         if staged is None:
             raise OutOfBlocks("reserve_write returned OUT_OF_MEMORY")
         self._open[transfer] = staged
@@ -157,7 +158,7 @@ class StagedTransfers:
     def arrive(self, transfer: int, layer: int, start: int, heads: Any, keys: Any, values: Any) -> None:
         if transfer not in self._open:
             raise NotOffered("rejecting a write to memory that was reserved before")
-        staged = self._open[transfer]
+        staged, start, heads = self._open[transfer], int(start), [int(each) for each in heads]
         self._layer(layer)
         stop, shape = start + len(keys), (len(keys), max(0, heads[1] - heads[0]), self._dim)
         fits = 0 <= start <= stop <= staged.length and 0 <= heads[0] <= heads[1] <= self._heads
