@@ -17,7 +17,7 @@ from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.pd_backend_async import PDBackendAsync
 
-HOST, CHUNKS, TOKENS, LAYERS, HEADS, DIM = "127.0.0.1", 16, 256, 4, 8, 128  # a prompt of 16 chunks of 8 MiB fills the receiver
+HOST, CHUNKS, TOKENS, LAYERS, HEADS, DIM = "127.0.0.1", 16, 256, 8, 8, 128  # a prompt of 16 chunks of 16 MiB fills the receiver
 SHAPE = torch.Size([2, LAYERS, TOKENS, HEADS * DIM])
 
 
@@ -45,12 +45,17 @@ def send(sender, prompt, value, init, alloc):
     return chunks
 
 
-def send_and_cancel(ports, asked):
+def send_and_cancel(cancel, ports):
     sender = new_backend("sender", *ports)
     chunks = send(sender, 1, 7.0, *ports[:2])
-    asked.recv()
-    sender.cancel_request("prompt 1")
-    asked.recv()
+    if cancel:
+        while not sender._sent_keys.get("prompt 1"):  # until the chunks have addresses, and are being written
+            time.sleep(0.0001)
+        sender.cancel_request("prompt 1")
+        while "prompt 1" in sender._req_receiver:  # until the decode engine has replied
+            time.sleep(0.0001)
+        os.kill(os.getpid(), signal.SIGSTOP)  # this process stalls
+    time.sleep(600)
     return chunks
 
 
@@ -63,17 +68,10 @@ def main():
     proxy.bind(f"tcp://{HOST}:{ports[2]}")
     receiver, sender = new_backend("receiver", *ports), new_backend("sender", *ports)
     for cancel in (False, True):
-        ask, asked = multiprocessing.Pipe()
-        process = multiprocessing.get_context("spawn").Process(target=send_and_cancel, args=(ports, asked))
+        process = multiprocessing.get_context("spawn").Process(target=send_and_cancel, args=(cancel, ports))
         process.start()
-        while not receiver.contains(keys_of(1)[-1]):
-            time.sleep(0.0001)
         if cancel:
-            time.sleep(0.005)  # the sender has the reply, and is writing
-            ask.send("cancel")
-            while receiver.contains(keys_of(1)[-1]):
-                time.sleep(0.0001)
-            os.kill(process.pid, signal.SIGSTOP)  # the sender stalls
+            os.waitpid(process.pid, os.WUNTRACED)
         else:
             proxy.recv()  # all chunks of the first prompt were written
             for key in keys_of(1):

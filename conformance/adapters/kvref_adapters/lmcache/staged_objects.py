@@ -278,8 +278,11 @@ class StagedTransfers:
         return self._sequences[sequence]
 
     def _exported(self, handle: int) -> Stored:
-        """The objects of an export, also of one that was released: LMCache counts readers, and knows none of them."""
-        return self._exports.get(handle) or self._released.get(handle) or Stored(self._new_objects(1), 10**9)
+        """The objects of an export, also of one that was released: LMCache rejects it. Without objects, one that does not exist."""
+        if handle in self._exports:
+            return self._exports[handle]
+        released = self._released.get(handle)
+        return released if released and released.objects else Stored(self._new_objects(1), LONGEST)
 
     def _layer(self, layer: int) -> None:
         if not 0 <= layer < self._layers:
