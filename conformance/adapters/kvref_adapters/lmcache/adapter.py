@@ -4,23 +4,16 @@
 `ref_count_down` and `get_ref_count`. Every holder of an object can call these methods, so the adapter keeps the last object that
 was allocated for each block; a block that was never allocated has no object. num_free is the address manager's `get_free_size`,
 the number in use `num_active_allocations`, which the library documents as a debugging value.
-
-nvtx, cpuinfo, aiohttp, cachetools and numba are replaced by stand-ins: annotations, a CPU's name, servers, and kernels.
 """
 
-import sys
 from importlib.metadata import version
 from typing import Any, ClassVar
 
 import torch
 
 from kvref.errors import OutOfBlocks, PositionOutOfRange, integer
-from kvref_adapters._shared.import_stubs import install_stubs
 from kvref_adapters._shared.torch_arrays import TorchArrays
 from kvref_conformance.exceptions import NotOffered
-
-if "lmcache" not in sys.modules:
-    install_stubs(("nvtx", "cpuinfo", "aiohttp", "cachetools", "numba"))
 
 BYTES = 4096  # per block; addresses are multiples of it
 SHAPE = torch.Size([BYTES])

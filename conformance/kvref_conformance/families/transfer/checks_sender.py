@@ -142,6 +142,8 @@ def release_changes_no_other_owner(subject: Subject) -> None:
     transfer = run.cache.begin(run.size)
     run.arrive(transfer, more := run.rows(run.size), run.parts(run.size))
     run.cache.release(one)
+    with run.unchanged(), raises("ExportNotFound"):  # a count of readers would release the other
+        run.cache.release(one)
     run.fill()
     run.assert_reads(sequence, rows, "a sequence after release of one of its exports")
     run.assert_sends(other, rows, "an export after release of another")
