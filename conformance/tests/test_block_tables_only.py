@@ -132,7 +132,7 @@ def test_a_right_one_is_not_blamed():
 @pytest.mark.parametrize(
     ("tables", "clause"),
     [
-        (SharesNothing, "PREFIX-01"),
+        pytest.param(SharesNothing, "PREFIX-01", marks=pytest.mark.long),
         pytest.param(SharesNothing, "PREFIX-03", marks=pytest.mark.long),
         (Leaks, "PAGED-07"),
         (Leaks, "PREFIX-06"),

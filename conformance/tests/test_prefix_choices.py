@@ -138,8 +138,10 @@ def judged(choice):
     return CheckRunner(chosen, Effort(examples=60))
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    "choice",
+    [pytest.param(name, marks=pytest.mark.extended if "merges with" in name else pytest.mark.long) for name in CHOICES],
+)
 def test_it_is_not_blamed(choice):
     judge = judged(choice)
     for clause, checks in select_checks("PREFIX-*,PAGED-*,LAW-03", "prefix").items():

@@ -166,7 +166,7 @@ def test_a_right_cache_of_any_limits_is_right_at_real_sizes(limits):
     assert verdict_of(outcomes) == "passed" or all(judge.missing(checks, outcomes))
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_hundreds_of_sequences_of_many_layers_are_as_many_as_fit():
     checks = [check for check in of_law_18() if "hundreds of sequences" in check.name]
     for limits in ({"num_layers": 32, "num_blocks": {"most": 64}}, {"sequences": {"most": 3}, "tokens": 1}):

@@ -98,7 +98,7 @@ def by_shape(corpus):
     return {tuple(each["shape"]): each for each in json.loads(corpus.read_text())["failures"]}
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
     searched = "search", "mends:Cache", "--minutes", "0.16", "--workers", "1"
     (tmp_path / "mends.py").write_text(RAISES + MENDS)

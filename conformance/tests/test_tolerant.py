@@ -30,7 +30,7 @@ def by_reciprocals(rounding):
     return quantize
 
 
-def failed(implementation, wanted="*"):
+def failed(implementation, wanted):
     judge = CheckRunner(implementation, Effort(examples=5, shrinks=False))
     return {
         clause.id
@@ -58,14 +58,16 @@ def test_half_even_and_reciprocals_are_tolerant(implementation):
 
 
 def test_half_even_and_reciprocals_are_not_exact(implementation):
-    assert {"FMT-LEVEL-01", "FMT-INT8-01", "FMT-INT8-02", "FMT-AFF-02"} <= failed(implementation("exact"), "FMT-*")
+    clauses = {"FMT-LEVEL-01", "FMT-INT8-01", "FMT-INT8-02", "FMT-AFF-02"}
+    assert failed(implementation("exact"), ",".join(clauses)) == clauses
 
 
 @pytest.mark.parametrize(
     "rounding", [np.floor, pytest.param(np.trunc, marks=pytest.mark.long), pytest.param(np.ceil, marks=pytest.mark.extended)]
 )
 def test_a_wrong_rounding_is_not_tolerant(implementation, rounding):
-    assert {"FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-INT8-02"} <= failed(implementation("tolerant", rounding), "FMT-*")
+    clauses = {"FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-INT8-02"}
+    assert failed(implementation("tolerant", rounding), ",".join(clauses)) == clauses
 
 
 @pytest.mark.extended
@@ -80,7 +82,7 @@ def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
     monkeypatch.setattr(row_scales.SymmetricRow, "quantize", narrow)
     made = OnBackend(ReferenceBackend())
     made.level = "tolerant"
-    assert {"FMT-LEVEL-02", "FMT-INT8-01"} <= failed(made, "FMT-*")
+    assert failed(made, "FMT-LEVEL-02,FMT-INT8-01") == {"FMT-LEVEL-02", "FMT-INT8-01"}
 
 
 @pytest.mark.extended
@@ -88,7 +90,7 @@ def test_another_limit_is_not_tolerant(monkeypatch):
     monkeypatch.setitem(FORMATS, "int8", dataclasses.replace(row_scales.int8, limit=128.0))
     made = OnBackend(ReferenceBackend())
     made.level = "tolerant"
-    assert "FMT-INT8-01" in failed(made, "FMT-*")
+    assert failed(made, "FMT-INT8-01") == {"FMT-INT8-01"}
 
 
 ROTATED = "FMT-ROT-*,QUANT-10,PAGED-18,EDIT-10"
