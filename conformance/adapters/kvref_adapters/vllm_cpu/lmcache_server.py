@@ -4,7 +4,6 @@
 which needs no server, has no support for a CPU (findings.md).
 """
 
-import atexit
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from urllib.request import urlopen
 
 from kvref.canary import Canary
 from kvref.canary.hybrid import AnyCanary
+from kvref_adapters._shared import die_with_parent
 from kvref_adapters.vllm_cpu.disaggregated import free_port
 from kvref_adapters.vllm_cpu.engine import BLOCK, SPARE, Engines, VllmOfOwnProcess
 
@@ -23,6 +23,7 @@ os.environ |= {"LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1", "LMC
 
 GIGABYTES = 0.02  # of the server's memory, for about 10,000 tokens: so few that it evicts
 SECONDS = 300  # until the server must have started
+SERVERS: list[subprocess.Popen[bytes]] = []  # kept, because a server ends when its standard input is closed
 
 
 class VllmLMCache(VllmOfOwnProcess):
@@ -65,11 +66,13 @@ class VllmLMCacheFewBlocks(VllmLMCache):
 def start_server(chunk: int) -> int:
     """Start a server of LMCache, which ends with this process. Returns its port."""
     port, http = free_port(), free_port()
-    command = [Path(sys.executable).with_name("lmcache"), "server", "--host", "127.0.0.1", "--port", port, "--http-port", http]
-    command += ["--chunk-size", chunk, "--l1-size-gb", GIGABYTES, "--no-l1-use-lazy", "--eviction-policy", "LRU"]
-    command += ["--supported-transfer-mode", "auto"]
-    server = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    atexit.register(server.kill)
+    command = ["--host", "127.0.0.1", "--port", port, "--http-port", http, "--chunk-size", chunk]
+    command += ["--l1-size-gb", GIGABYTES, "--no-l1-use-lazy", "--eviction-policy", "LRU", "--supported-transfer-mode", "auto"]
+    server = subprocess.Popen(
+        [sys.executable, die_with_parent.__file__, Path(sys.executable).with_name("lmcache"), "server", *map(str, command)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    SERVERS.append(server)
     deadline = time.monotonic() + SECONDS
     while not _answers(http):
         if server.poll() is not None or time.monotonic() > deadline:
