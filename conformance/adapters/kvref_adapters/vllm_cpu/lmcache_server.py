@@ -1,7 +1,7 @@
-"""Adapters of vLLM on a CPU with LMCache: keys and values of prompts and answers are stored in a server of LMCache, a process of its own.
+"""Adapters of vLLM on a CPU with LMCache: a server of LMCache, a process of its own, stores keys and values.
 
-`LMCacheMPConnector` stores whole chunks of tokens, and retrieves the longest prefix that is stored. The other connector of LMCache,
-which needs no server, has no support for a CPU (findings.md).
+`LMCacheMPConnector` stores whole chunks of tokens, of prompts and answers, and retrieves the longest prefix that is stored. The
+other connector of LMCache, which needs no server, has no support for a CPU (findings.md).
 """
 
 import os
@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.request import urlopen
 
-from kvref.canary import Canary
 from kvref.canary.hybrid import AnyCanary
 from kvref_adapters._shared import die_with_parent
 from kvref_adapters.vllm_cpu.disaggregated import free_port
-from kvref_adapters.vllm_cpu.engine import BLOCK, SPARE, Engines, VllmOfOwnProcess
+from kvref_adapters.vllm_cpu.engine import BLOCK, Engines, VllmOfOwnProcess
 
 os.environ |= {"LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
 
@@ -27,46 +26,22 @@ SERVERS: list[subprocess.Popen[bytes]] = []  # kept, because a server ends when 
 
 
 class VllmLMCache(VllmOfOwnProcess):
-    """Without prefix caching of vLLM, so that all prefixes come from the server. The engine copies them from and to the server.
-
-    chunk: tokens per chunk. mode: who copies, the engine or the server.
-    """
+    """Without prefix caching of vLLM, so that all prefixes come from the server. A chunk has the tokens of a block."""
 
     name = "vllm-lmcache"
     options: ClassVar[dict[str, Any]] = {"enable_prefix_caching": False}
-    chunk: ClassVar[int] = BLOCK
-    mode: ClassVar[str] = "engine_driven"
 
     def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
-        more = {"host": "tcp://127.0.0.1", "port": start_server(self.chunk), "mp_transfer_mode": self.mode, "save_decode_cache": True}
-        transfer = {
-            "kv_connector": "LMCacheMPConnector", "kv_role": "kv_both",
-            "kv_connector_extra_config": {f"lmcache.mp.{name}": value for name, value in more.items()},
-        }  # fmt: skip
+        more = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": start_server(), "lmcache.mp.save_decode_cache": True}
+        transfer = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": more}
         return (self._start_one(canary, folder, blocks, kv_transfer_config=transfer),)
 
 
-class VllmLMCacheFewBlocks(VllmLMCache):
-    """With prefix caching of vLLM too, chunks of two blocks, and so few blocks that concurrent requests are preempted.
-
-    The server copies from and to the cache of the engine, which is shared memory.
-    """
-
-    name = "vllm-lmcache-few-blocks"
-    options: ClassVar[dict[str, Any]] = {}
-    chunk = 2 * BLOCK
-    mode = "lmcache_driven"
-
-    def _start(self, canary: AnyCanary, folder: Path, blocks: int) -> Engines:
-        assert isinstance(canary, Canary)
-        return super()._start(canary, folder, self._least_blocks(canary) + SPARE)
-
-
 @cache
-def start_server(chunk: int) -> int:
+def start_server() -> int:
     """Start a server of LMCache, which ends with this process. Returns its port."""
     port, http = free_port(), free_port()
-    command = ["--host", "127.0.0.1", "--port", port, "--http-port", http, "--chunk-size", chunk]
+    command = ["--host", "127.0.0.1", "--port", port, "--http-port", http, "--chunk-size", BLOCK]
     command += ["--l1-size-gb", GIGABYTES, "--no-l1-use-lazy", "--eviction-policy", "LRU", "--supported-transfer-mode", "auto"]
     server = subprocess.Popen(
         [sys.executable, die_with_parent.__file__, Path(sys.executable).with_name("lmcache"), "server", *map(str, command)],

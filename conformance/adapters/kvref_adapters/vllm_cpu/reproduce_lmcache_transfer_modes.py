@@ -26,7 +26,7 @@ if __name__ == "__main__":
         server = subprocess.Popen([*command, "--no-l1-use-lazy", "--eviction-policy", "LRU", *options], stdout=subprocess.DEVNULL)
         start = time.monotonic()
         try:
-            LLM("canary", dtype="float32", enforce_eager=True, skip_tokenizer_init=True, block_size=32, kv_transfer_config=connector)
+            LLM("canary", enforce_eager=True, skip_tokenizer_init=True, block_size=32, kv_transfer_config=connector)
             print(f"{options}: the engine starts", flush=True)
         except Exception as error:
             print(f"{options}: after {time.monotonic() - start:.0f} seconds: {type(error).__name__}: {error}", flush=True)
