@@ -20,7 +20,7 @@ from kvref_adapters.vllm_cpu.engine import BLOCK, Engines, VllmOfOwnProcess
 
 os.environ |= {"LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
 
-GIGABYTES = 0.02  # of the server's memory, for about 10,000 tokens: so few that it evicts
+GIGABYTES = 0.02  # of the server's memory, for about 10,000 tokens
 SECONDS = 300  # until the server must have started
 SERVERS: list[subprocess.Popen[bytes]] = []  # kept, because a server ends when its standard input is closed
 
