@@ -24,7 +24,7 @@ class VllmNixl(VllmOfOwnProcess):
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
         engines = []
         for _ in ("prefill", "decode"):
-            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(_free_port())  # read by the process of the engine
+            os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())  # read by the process of the engine
             engines.append(self._start_one(canary, folder, blocks, kv_transfer_config=transfer))
         return tuple(engines)
 
@@ -60,7 +60,7 @@ class PrefillDecodeEngine(VllmEngine):
         return [{"extra_args": {"kv_transfer_params": answer}} if answer else {} for answer in answers]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
