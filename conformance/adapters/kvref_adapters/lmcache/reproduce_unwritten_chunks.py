@@ -80,7 +80,7 @@ def run(mode):
     send(one, 1, "first", ports, chunks[one])
     said = [completed(1)]
     send(other, 1, "second", ports, chunks[other])
-    print(mode, "two senders, one after the other:", *said, completed(1), sep="; ", flush=True)
+    print(mode, "two senders, the second when the first is complete:", *said, completed(1), sep="; ", flush=True)
 
     send(one, 2, "first", ports, chunks[one])
     send(other, 2, "second", ports, chunks[other])

@@ -278,7 +278,7 @@ class StagedTransfers:
         return self._sequences[sequence]
 
     def _exported(self, handle: int) -> Stored:
-        """The objects of an export, also of one that was released: LMCache rejects it. Without objects, one that does not exist."""
+        """The objects of an export, also of one that was released: LMCache rejects it. If it had none, an unknown object."""
         if handle in self._exports:
             return self._exports[handle]
         released = self._released.get(handle)
