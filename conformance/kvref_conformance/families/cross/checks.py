@@ -147,7 +147,7 @@ def unknown_rows_of_sources_raise(subject: Subject) -> None:
 @check("CROSS-01d", "cross")
 def rows_that_a_filter_removed_are_unknown(subject: Subject) -> None:
     for rows in ((1,), (0,), (0, 2), (2, 1)):
-        fixture = CrossFixture(subject, 2, None, 3)
+        fixture = CrossFixture(subject, 2, 4, 3)
         number = len(fixture.rows)
         if max(rows) >= number:
             continue
