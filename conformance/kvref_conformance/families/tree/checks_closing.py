@@ -299,12 +299,7 @@ def fork_copies_the_committed_tokens(subject: Subject) -> None:
 def fork_returns_no_id_of_a_dropped_sequence(subject: Subject) -> None:
     subject.require_size(sequences=2)
     fixture = TreeFixture(subject, 2)
-    seen = [fixture.sequence]
-    for _ in range(3):
-        other = fixture.fork(fixture.sequence)
-        assert_true(other not in seen, "the id of a fork", f"none of {seen}", other)
-        fixture.cache.drop(other)
-        seen.append(other)
+    fixture.require_new_ids(lambda: fixture.cache.fork(fixture.sequence))
 
 
 @check("TREE-11b", "tree")
@@ -366,12 +361,8 @@ def append_adds_to_the_committed_tokens(subject: Subject) -> None:
 @check("TREE-12a", "tree")
 def create_returns_no_id_of_a_dropped_sequence(subject: Subject) -> None:
     fixture = TreeFixture(subject, 2)
-    seen = [fixture.sequence]
-    for _ in range(3):
-        fixture.cache.drop(seen[-1])
-        other = fixture.create()
-        assert_true(other not in seen, "the id of a new sequence", f"none of {seen}", other)
-        seen.append(other)
+    fixture.cache.drop(fixture.sequence)
+    fixture.require_new_ids(fixture.cache.create)
 
 
 @check("TREE-12b", "tree")
