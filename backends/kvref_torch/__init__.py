@@ -216,10 +216,10 @@ class TorchBackend:
     def attend(
         self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
     ) -> Array:
-        if not bool(mask.all()) and not _all_finite(keys, values):
+        if not bool(mask.all()) and not _masks_hide(query, keys, values, scale):
             seen = mask.any(dim=0)
             keys, values, mask = keys[seen], values[seen], mask[:, seen]
-            if not _all_finite(keys, values) and not bool(mask.all()):
+            if not _masks_hide(query, keys, values, scale) and not bool(mask.all()):
                 each = [
                     self.attend(query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees], logit_sink)
                     for i, sees in enumerate(mask)
@@ -286,6 +286,13 @@ def _pieces(most: int | None, *arrays: Array) -> list[tuple[Array, ...]]:
 def _bits(tensor: Array) -> Array:
     """A tensor as a NumPy array with the same memory; bfloat16, which NumPy lacks, as int16."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
+
+
+def _masks_hide(query: Array, keys: Array, values: Array, scale: float) -> bool:
+    """Whether a mask can hide any of the tokens. PyTorch adds -inf to their scores: the sum is NaN if a score overflows."""
+    largest = [float(torch.stack([-each.amin(), each.amax()]).amax()) if each.numel() else 0.0 for each in (query, keys)]
+    bound = query.shape[2] * largest[0] * largest[1] * max(1.0, abs(scale))  # of a score and its sums; NaN if any number is
+    return bound <= torch.finfo(keys.dtype).max and _all_finite(values)
 
 
 def _all_finite(*arrays: Array) -> bool:

@@ -194,6 +194,17 @@ def test_attention_is_within_the_bound_with_any_mask(data):
             assert (np.abs(got[i] - want[0]) <= bound[0]).all()
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
+@pytest.mark.parametrize("name", FAST)
+def test_hidden_tokens_whose_scores_overflow_have_no_effect(name):
+    backend = kvref.backend(name)
+    keys, values = np.full((4, 1, 2), 0.5, np.float32), np.arange(8, dtype=np.float32).reshape(4, 1, 2)
+    keys[2:] = [[[1e38, 1e38]], [[-1e38, 3e38]]]
+    query, mask = np.array([[[9, 9]], [[0, 0]]], np.float32), np.array([[1, 1, 0, 0], [1, 0, 1, 0]], np.bool_)
+    got = backend.attend(*map(backend.asarray, (query, keys, values)), 0.5, backend.asarray(mask))
+    np.testing.assert_allclose(np.asarray(got)[:, 0], [[1, 2], [2, 3]])
+
+
 @pytest.mark.parametrize("backend", [NUMPY, kvref.reference], ids=lambda backend: backend.name)
 def test_wrong_slots_and_rows_are_refused(backend):
     store = np.zeros((4, 2), np.float32)
