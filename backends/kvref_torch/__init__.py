@@ -290,7 +290,8 @@ def _bits(tensor: Array) -> Array:
 
 def _masks_hide(query: Array, keys: Array, values: Array, scale: float) -> bool:
     """Whether a mask can hide any of the tokens. PyTorch adds -inf to their scores: the sum is NaN if a score overflows."""
-    largest = [float(torch.stack([-each.amin(), each.amax()]).amax()) if each.numel() else 0.0 for each in (query, keys)]
+    numbers = query.detach(), keys.detach()
+    largest = [float(torch.stack([-each.amin(), each.amax()]).amax()) if each.numel() else 0.0 for each in numbers]
     bound = query.shape[2] * largest[0] * largest[1] * max(1.0, abs(scale))  # of a score and its sums; NaN if any number is
     return bound <= torch.finfo(keys.dtype).max and _all_finite(values)
 

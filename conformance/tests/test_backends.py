@@ -205,6 +205,15 @@ def test_hidden_tokens_whose_scores_overflow_have_no_effect(name):
     np.testing.assert_allclose(np.asarray(got)[:, 0], [[1, 2], [2, 3]])
 
 
+@pytest.mark.torch
+def test_torch_differentiates_attention_with_hidden_tokens():
+    import torch
+
+    query, keys, values = (torch.ones(2, 1, 2, requires_grad=True) for _ in range(3))
+    kvref.backend("torch").attend(query, keys, values, 0.5, torch.tensor([[True, False], [True, True]])).sum().backward()
+    assert values.grad[:, 0, 0].tolist() == [1.5, 0.5]
+
+
 @pytest.mark.parametrize("backend", [NUMPY, kvref.reference], ids=lambda backend: backend.name)
 def test_wrong_slots_and_rows_are_refused(backend):
     store = np.zeros((4, 2), np.float32)

@@ -72,7 +72,7 @@ def run(mode):
     chunks = {each: buffers(each, 7.0) for each in (one, other)}
 
     def completed(prompt):
-        """Which request is complete, as the proxy is told, and how many of its chunks have not been written."""
+        """Wait until the proxy is told that a request is complete. Returns its name and the number of its unwritten chunks."""
         name = msgspec.msgpack.decode(proxy.recv(), type=ProxyNotif).req_id
         ends = [receiver.get_blocking(key).tensor.view(-1)[-1].item() for key in keys_of(prompt)]
         return f"{name} complete with {sum(end != 7 for end in ends)} unwritten chunks"
